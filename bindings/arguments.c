@@ -110,7 +110,7 @@ int32_t ms_lua_dim(lua_State *L, int index, uint32_t dims)
     return (int32_t)(dim > 0 ? dim - 1 : dim + (int64_t)dims);
 }
 
-/* -1 is let through: it stands for the size that follows from the others, in functions that allow
+/* -1 is let through: it represents the size that follows from the others, in functions that allow
  * it. Sizes come as a list or as the rest of the arguments, so t:view(2, 3) and t:view({ 2, 3 })
  * are the same. */
 uint32_t ms_lua_sizes(lua_State *L, int index, int64_t *sizes, const char *what)
@@ -346,7 +346,7 @@ double ms_lua_field_number(lua_State *L, int table, const char *name, double fal
     return value;
 }
 
-/* The limits do not hold for the fallback, so 0 can stand for "not given" where 0 itself is not
+/* The limits do not hold for the fallback, so 0 can represent "not given" where 0 itself is not
  * allowed. */
 int64_t ms_lua_field_integer(lua_State *L, int table, const char *name, int64_t fallback,
                              int64_t low, int64_t high)

@@ -30,7 +30,7 @@ static const char gone[] = "was only valid inside its comm hook; clone it, and c
 typedef struct bucket_life {
     uint64_t serial;
     ms_bucket *bucket;
-    ms_between *between;
+    ms_hybrid *between;
     int given;
     uint32_t link;
     ms_tensor *buffer;
@@ -58,7 +58,7 @@ static bucket_life *get_life(lua_State *L)
     return life;
 }
 
-/* The test is a comparison of two numbers, so it can stand in every method. */
+/* The test is a comparison of two numbers, so it can be in every method. */
 ms_bucket *ms_lua_bucket(lua_State *L, int index)
 {
     const bucket_box *box = luaL_checkudata(L, index, MS_BUCKET_TYPE);
@@ -217,7 +217,7 @@ static int bucket_set_sent(lua_State *L)
 }
 
 /* For links that keep the residual. bucket:ask_sent(): later links have to report; bucket:sent() ->
- * what they reported, or nil. It stands for ms_error_feedback_encode in a chain that Lua runs. */
+ * what they reported, or nil. It represents ms_error_feedback_encode in a chain that Lua runs. */
 static int bucket_ask_sent(lua_State *L)
 {
     ms_bucket *bucket = check_bucket(L);
@@ -239,7 +239,7 @@ static int bucket_sent(lua_State *L)
 
 /* bucket:gradients() -> list of views of the buffer in the parameters' shapes. Each handle is in
  * the list before its view is made: an error must not leave a view that nothing releases. They are
- * made anew after set_buffer: of a buffer of another length there are none, which is an error. */
+ * made again after set_buffer: of a buffer of another length there are none, which is an error. */
 static int bucket_gradients(lua_State *L)
 {
     ms_lua_enter(L);
@@ -369,7 +369,7 @@ static int bucket_open_between(lua_State *L)
     if (life->between)
         return ms_lua_error(L, "bucket %d was reduced before: a bucket is reduced once",
                             (int)bucket->index);
-    ms_lua_ok(L, ms_between_open(link, bucket, &life->between));
+    ms_lua_ok(L, ms_hybrid_open(link, bucket, &life->between));
     push_bucket(L, life, &life->between->bucket);
     return 1;
 }
@@ -382,7 +382,7 @@ static int bucket_close_between(lua_State *L)
     ms_lua_bucket(L, 2);
     ms_tensor *row = NULL;
     ms_lua_ok(L, ms_bucket_row(ms_lua_tensor(L, 3), &row));
-    ms_status status = ms_between_close(get_life(L)->between, row);
+    ms_status status = ms_hybrid_close(get_life(L)->between, row);
     ms_tensor_release(row);
     ms_lua_ok(L, status);
     return 0;
@@ -494,7 +494,7 @@ static void end_life(lua_State *L, bucket_life *life)
     lua_pushnil(L);
     lua_setiuservalue(L, -2, 2);
     lua_pop(L, 1);
-    ms_between_drop(life->between);
+    ms_hybrid_drop(life->between);
     *life = (bucket_life){ .serial = life->serial + 1 };
 }
 

@@ -157,7 +157,7 @@ static int loader_new(lua_State *L)
         .rank = (uint32_t)ms_lua_field_integer(L, 2, "rank", 0, 0, INT32_MAX),
         .ranks = (uint32_t)ms_lua_field_integer(L, 2, "ranks", 1, 1, INT32_MAX),
     };
-    /* 0 stands for "not given" here, since the range of the option begins at 1. */
+    /* 0 represents "not given" here, since the range of the option begins at 1. */
     if (options.batch == 0)
         return ms_lua_error(L, "loader: give a batch, the samples of one pass over all ranks");
     ms_lua_make_room(L);

@@ -226,7 +226,7 @@ static int reducer_no_sync(lua_State *L)
     return 1;
 }
 
-/* reducer:rebuild(): the next synchronized backward logs the order of gradients anew. For models
+/* reducer:rebuild(): the next synchronized backward logs the order of gradients again. For models
  * whose order of execution has changed, such as after unfreezing layers. */
 static int reducer_rebuild(lua_State *L)
 {

@@ -1,4 +1,4 @@
-/* embed.c: opening the library in a Lua state, and running recipes for a host program. */
+/* embed.c: opening the library in a Lua state, and running recipes for an application. */
 #include "bindings/state.h"
 
 #include "bindings/module.h"
@@ -26,10 +26,10 @@ static bool own_library(char *path, size_t bytes)
 }
 
 /* Makes require("moonshard") work in this state: the core comes from this library, Lua files from
- * the folder. Calling it twice adds the path once. The preload entry is needed because a host links
- * the core into itself: package.cpath would find another copy of it, with types of its own, or
- * none. It goes to the registry and not through the global `package`, which a host may have hidden
- * from scripts. */
+ * the folder. Calling it twice adds the path once. The preload entry is needed because an
+ * application links the core into itself: package.cpath would find another copy of it, with types
+ * of its own, or none. It goes to the registry and not through the global `package`, which an
+ * application may have hidden from scripts. */
 MS_API void ms_lua_open(lua_State *L, const char *library)
 {
     char path[1024];
@@ -48,8 +48,8 @@ MS_API void ms_lua_open(lua_State *L, const char *library)
     lua_getfield(L, -1, "path");
     const char *before = lua_tostring(L, -1);
     lua_pushfstring(L, "%s/?.lua;%s/?/init.lua", library, library);
-    /* The library's folder goes in front of the path, so that a file of the host with the same name
-     * cannot take the place of one of the library's modules. */
+    /* The library's folder goes in front of the path, so that a file of the application with the
+     * same name cannot take the place of one of the library's modules. */
     if (!before || !strstr(before, lua_tostring(L, -1))) {
         lua_pushfstring(L, "%s;%s", lua_tostring(L, -1), before ? before : "");
         lua_setfield(L, -4, "path");
@@ -70,7 +70,7 @@ typedef struct recipe_call {
 
 /* require("moonshard.cli").recipe(file, arguments) -> exit code, message. Everything that may raise
  * happens in here, also the loading of the libraries: without a protected call an error would end
- * the host program by Lua's panic function. */
+ * the application by Lua's panic function. */
 static int run_protected(lua_State *L)
 {
     recipe_call *call = lua_touserdata(L, 1);

@@ -53,28 +53,28 @@ static bool has_group_options(lua_State *L)
     return found;
 }
 
-/* Options hosts (how many ranks each host has, in order) and sum_by_ranks of a fake world. */
+/* Options hosts (how many ranks each node has, in order) and sum_by_ranks of a fake world. */
 static void place_fake(lua_State *L, ms_runtime *runtime, uint32_t size)
 {
     uint32_t next = 0;
     runtime->fake_by_ranks = ms_lua_field_boolean(L, 1, "sum_by_ranks", false);
     if (lua_getfield(L, 1, "hosts") != LUA_TNIL) {
         luaL_checktype(L, -1, LUA_TTABLE);
-        uint32_t hosts = (uint32_t)lua_rawlen(L, -1);
-        for (uint32_t h = 0; h < hosts; h++) {
+        uint32_t nodes = (uint32_t)lua_rawlen(L, -1);
+        for (uint32_t h = 0; h < nodes; h++) {
             lua_rawgeti(L, -1, (lua_Integer)h + 1);
             lua_Integer ranks = luaL_checkinteger(L, -1);
             lua_pop(L, 1);
             if (ranks < 1 || ranks > (lua_Integer)(size - next))
                 ms_lua_error(L, "init: hosts have %d ranks in all, each at least 1", (int)size);
             for (lua_Integer i = 0; i < ranks; i++, next++)
-                if (next < MS_LOCAL_RANKS_MAX) runtime->fake_hosts[next] = (uint16_t)h;
+                if (next < MS_LOCAL_RANKS_MAX) runtime->fake_nodes[next] = (uint16_t)h;
         }
         if (next != size) ms_lua_error(L, "init: hosts have %d ranks of %d", (int)next, (int)size);
         if (size > MS_LOCAL_RANKS_MAX)
             ms_lua_error(L, "init: %d ranks on %d hosts: over several hosts a job has at most %d",
-                         (int)size, (int)hosts, MS_LOCAL_RANKS_MAX);
-        runtime->fake_has_hosts = true;
+                         (int)size, (int)nodes, MS_LOCAL_RANKS_MAX);
+        runtime->fake_has_nodes = true;
     }
     lua_pop(L, 1);
 }
@@ -244,7 +244,7 @@ static int synchronize(lua_State *L)
     return 0;
 }
 
-/* core.seed(seed): begins the numbers of this seed anew. Outside of steps, it is as if no step had
+/* core.seed(seed): begins the numbers of this seed again. Outside of steps, it is as if no step had
  * run yet. All 64 bits are a seed, so negative numbers are allowed. */
 static int seed(lua_State *L)
 {
@@ -283,7 +283,7 @@ static int set_random_state(lua_State *L)
 }
 
 /* core.flops() -> cost of all that was enqueued so far. A difference of two calls is the cost of
- * what lies between them. Nothing waits: costs are known when a task is enqueued. */
+ * what is between them. Nothing waits: costs are known when a task is enqueued. */
 static int flops(lua_State *L)
 {
     lua_pushnumber(L, ms_engine_flops(ms_lua_enter_inside(L)));
@@ -414,9 +414,9 @@ static void push_gpu(lua_State *L, const ms_engine *engine)
     set_integer(L, "gpu", (lua_Integer)ms_engine_device_index(engine) + 1);
 }
 
-/* core.info() -> what the machine has, and what the engine uses of it. The machine is asked anew in
- * each call, through the table of the system. mpi: the modules for MPIs that are there, or false.
- * NCCL is large, so it is not loaded to be asked for its version. */
+/* core.info() -> what the machine has, and what the engine uses of it. The machine is asked again
+ * in each call, through the table of the system. mpi: the modules for MPIs that are there, or
+ * false. NCCL is large, so it is not loaded to be asked for its version. */
 static int info(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter_inside(L);

@@ -1,4 +1,4 @@
-/* extension.c: functions in Lua that stand around the gathers of a sharded model. Users give them
+/* extension.c: functions in Lua that are around the gathers of a sharded model. Users give them
  * to ms.fsdp as before_gather and after_gather. */
 #include "bindings/extension.h"
 

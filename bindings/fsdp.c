@@ -361,11 +361,11 @@ static int fsdp_follow(lua_State *L)
     return 3;
 }
 
-/* sharded:agreements() -> how often hosts have told each other what they need, ms that this one has
+/* sharded:agreements() -> how often ranks have told each other what they need, ms that this one has
  * waited; of the last pass */
 static int fsdp_agreements(lua_State *L)
 {
-    ms_agreements last = ms_fsdp_agreements(check_fsdp(L));
+    ms_lockstep_stats last = ms_fsdp_lockstep_stats(check_fsdp(L));
     lua_pushinteger(L, (lua_Integer)last.count);
     lua_pushnumber(L, (double)last.wait_ns * 1e-6);
     return 2;
@@ -442,7 +442,7 @@ static int fsdp_flat(lua_State *L)
     return 1;
 }
 
-/* sharded:state(parameter, storage?) -> memory for a state of all parameters that lie with this
+/* sharded:state(parameter, storage?) -> memory for a state of all parameters that are with this
  * one; with that memory, the part of this one's piece */
 static int fsdp_state(lua_State *L)
 {

@@ -500,7 +500,7 @@ typedef struct recompute_io {
     uint32_t count;
 } recompute_io;
 
-/* Pushes the arguments of f from the list in upvalue 3: false stands for the next tensor, any other
+/* Pushes the arguments of f from the list in upvalue 3: false represents the next tensor, any other
  * value is boxed in a table. Arguments may be nil and false themselves, hence the boxes. */
 static void push_arguments(lua_State *L, int count, ms_tensor *const *tensors)
 {
@@ -583,7 +583,7 @@ static ms_tensor **push_recomputed(lua_State *L, uint32_t *tensors)
     for (int i = 1; i <= count; i++) {
         if (ms_lua_is_tensor(L, i + 1)) {
             inputs[(*tensors)++] = ms_lua_tensor(L, i + 1);
-            /* It stands for a tensor, which the engine keeps and gives back at each run. */
+            /* It represents a tensor, which the engine keeps and gives back at each run. */
             lua_pushboolean(L, false);
         } else {
             lua_createtable(L, 1, 0);

@@ -32,7 +32,7 @@ static const char *const kinds[] = { "all_reduce", "reduce",     "reduce_scatter
                                      "recv",       NULL };
 static const char *const ops[] = { "sum", "avg", "min", "max", "prod", "premul_sum", NULL };
 
-/* A handle is made anew in each call; __eq makes equal ones equal for scripts, but they are
+/* A handle is made again in each call; __eq makes equal ones equal for scripts, but they are
  * different keys of a table. */
 static group_box *new_box(lua_State *L, uint32_t channel)
 {
@@ -130,12 +130,12 @@ static int group_world_rank(lua_State *L)
     return 1;
 }
 
-/* group:_host(rank) -> the number of the host that this member is on */
-static int group_host(lua_State *L)
+/* group:_host(rank) -> the number of the node that this member is on */
+static int group_node(lua_State *L)
 {
     const ms_group *group = ms_lua_group(L, 1);
     lua_Integer most = (lua_Integer)ms_group_size(group) - 1;
-    lua_pushinteger(L, ms_group_host(group, (uint32_t)ms_lua_integer(L, 2, 0, most, "rank")));
+    lua_pushinteger(L, ms_group_node(group, (uint32_t)ms_lua_integer(L, 2, 0, most, "rank")));
     return 1;
 }
 
@@ -149,7 +149,7 @@ static int group_channel(lua_State *L)
 }
 
 /* group:_parameters(): the channel on which owners send the parameters that they have stepped. It
- * is not among the channels that a script can name, so nothing that a user enqueues stands before a
+ * is not among the channels that a script can name, so nothing that a user enqueues is before a
  * parameter. */
 static int group_parameters(lua_State *L)
 {
@@ -223,7 +223,7 @@ static int group_calls(lua_State *L)
     return 1;
 }
 
-/* group:_traffic() -> calls, payload bytes, wire bytes, bytes between hosts of all operations since
+/* group:_traffic() -> calls, payload bytes, wire bytes, bytes between nodes of all operations since
  * the start. Reports take the difference of two calls. */
 static int group_traffic(lua_State *L)
 {
@@ -231,7 +231,7 @@ static int group_traffic(lua_State *L)
     lua_pushinteger(L, (lua_Integer)traffic.calls);
     lua_pushinteger(L, (lua_Integer)traffic.payload_bytes);
     lua_pushinteger(L, (lua_Integer)traffic.wire_bytes);
-    lua_pushinteger(L, (lua_Integer)traffic.between_hosts_bytes);
+    lua_pushinteger(L, (lua_Integer)traffic.between_nodes_bytes);
     return 4;
 }
 
@@ -239,7 +239,7 @@ static int group_traffic(lua_State *L)
 
 /* The lists at index 2 as numbers: how many there are, their lengths, and all ranks, list after
  * list. In a userdata on the stack. The total is bounded by the group's size before memory is
- * taken. Whether a rank is named twice is checked by ms_group_split, for C hosts as well. */
+ * taken. Whether a rank is named twice is checked by ms_group_split, for C applications as well. */
 static uint32_t read_parts(lua_State *L, uint32_t size, uint32_t **sizes, uint32_t **ranks)
 {
     luaL_checktype(L, 2, LUA_TTABLE);
@@ -405,7 +405,7 @@ static int group_enqueue(lua_State *L)
     return ms_lua_push_stream(L, ms_engine_stream_at(ms_group_engine(box->group), ready.stream));
 }
 
-/* ----------------------------------------------------- numbers of the hosts */
+/* ----------------------------------------------------- numbers out of band */
 
 /* Of what group:_share_begin and group:_share_end are to share; whole: of all ranks together. whole
  * counts numbers, not bytes. */
@@ -545,7 +545,7 @@ static void set_integer(lua_State *L, const char *name, uint64_t value)
 }
 
 /* core.comm_records() -> list of { op, dtype, count, group, channel, label, payload_bytes,
- * wire_bytes, between_hosts_bytes }, hash of their order. `moonshard check` prints the list; ranks
+ * wire_bytes, between_nodes_bytes }, hash of their order. `moonshard check` prints the list; ranks
  * that make the same calls in the same order have equal hashes. */
 static int comm_records(lua_State *L)
 {
@@ -571,7 +571,7 @@ static int comm_records(lua_State *L)
         lua_setfield(L, -2, "label");
         set_integer(L, "payload_bytes", record->payload_bytes);
         set_integer(L, "wire_bytes", record->wire_bytes);
-        set_integer(L, "between_hosts_bytes", record->between_hosts_bytes);
+        set_integer(L, "between_hosts_bytes", record->between_nodes_bytes);
         lua_rawseti(L, -2, (lua_Integer)i + 1);
     }
     lua_pushinteger(L, (lua_Integer)ms_comm_order_hash(engine));
@@ -643,7 +643,7 @@ void ms_open_group(lua_State *L, int runtime)
         { "name", group_name },
         { "_has_others", group_has_others },
         { "_world_rank", group_world_rank },
-        { "_host", group_host },
+        { "_host", group_node },
         { "channel", group_channel },
         { "_parameters", group_parameters },
         { "_share_begin", group_share_begin },

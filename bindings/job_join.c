@@ -1,4 +1,4 @@
-/* job_join.c: a process of an MPI launcher becomes a rank of a job over several hosts. */
+/* job_join.c: a process of an MPI launcher becomes a rank of a job over several nodes. */
 #include "bindings/job_join.h"
 
 #include <dlfcn.h>
@@ -15,7 +15,7 @@
 #include "bindings/arguments.h"
 #include "bindings/runtime.h"
 #include "bindings/script.h"
-#include "moonshard/hosts.h"
+#include "moonshard/cluster.h"
 #include "moonshard/moonshard_lua.h"
 
 #define MS_ARGUMENTS_MOST 256
@@ -26,7 +26,7 @@ static int launched(lua_State *L)
 {
     ms_launched found;
     ms_context *context = &ms_lua_runtime(L)->context;
-    if (ms_hosts_launched(context, &found)) return ms_lua_error(L, "%s", context->error.message);
+    if (ms_cluster_launched(context, &found)) return ms_lua_error(L, "%s", context->error.message);
     if (!*found.name) return 0;
     lua_createtable(L, 0, 5);
     lua_pushstring(L, found.name);
@@ -44,13 +44,13 @@ static int launched(lua_State *L)
     return 1;
 }
 
-/* core.hosts_list(text) -> { { name =, ranks = }, ... } of what `--hosts` was given: a list, or the
+/* core.hosts_list(text) -> { { name =, ranks = }, ... } of what `--nodes` was given: a list, or the
  * name of a file; or nil, message. */
-static int list_hosts(lua_State *L)
+static int list_nodes(lua_State *L)
 {
-    ms_host_list list = { .count = 0 };
+    ms_node_list list = { .count = 0 };
     ms_context *context = &ms_lua_runtime(L)->context;
-    if (ms_host_list_read(context, luaL_checkstring(L, 1), &list)) {
+    if (ms_node_list_read(context, luaL_checkstring(L, 1), &list)) {
         lua_pushnil(L);
         lua_pushstring(L, context->error.message);
         return 2;
@@ -58,13 +58,13 @@ static int list_hosts(lua_State *L)
     lua_createtable(L, (int)list.count, 0);
     for (uint32_t i = 0; i < list.count; i++) {
         lua_createtable(L, 0, 2);
-        lua_pushstring(L, list.hosts[i].name);
+        lua_pushstring(L, list.nodes[i].name);
         lua_setfield(L, -2, "name");
-        lua_pushinteger(L, list.hosts[i].ranks);
+        lua_pushinteger(L, list.nodes[i].ranks);
         lua_setfield(L, -2, "ranks");
         lua_rawseti(L, -2, i + 1);
     }
-    ms_host_list_free(context, &list);
+    ms_node_list_free(context, &list);
     return 1;
 }
 
@@ -75,19 +75,19 @@ static int modules(lua_State *L)
     return 1;
 }
 
-/* ------------------------------------------------------------ the keeper's process */
+/* ------------------------------------------------------------ the agent's process */
 
 /* What the forked process runs once it is needed. */
-typedef struct keeper_program {
+typedef struct agent_program {
     char path[4096], number[16];
     char *arguments[MS_ARGUMENTS_MOST + 4]; /* moonshard keep NUMBER, the run's, NULL */
-} keeper_program;
+} agent_program;
 
-/* The process that may become this host's keeper. It is a session of its own: what its launcher
+/* The process that may become this node's agent. It is a session of its own: what its launcher
  * sends to its ranks, or a terminal to a group of processes, does not reach it. It waits for its
  * rank to say that it is needed, and ends if the rank has ended first. Only functions that are safe
  * between fork and exec are called. */
-static _Noreturn void become_keeper(const keeper_program *program, int socket)
+static _Noreturn void become_agent(const agent_program *program, int socket)
 {
     char first;
     ssize_t bytes;
@@ -105,7 +105,7 @@ static _Noreturn void become_keeper(const keeper_program *program, int socket)
 /* Forks that process; the descriptor of this rank's end, or -errno. The number is that of the other
  * end, which the program inherits. It is forked by a child that ends at once, so
  * that the rank is not its parent and does not have to wait for it. */
-static int fork_keeper(keeper_program *program)
+static int fork_agent(agent_program *program)
 {
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends)) return -errno;
@@ -114,7 +114,7 @@ static int fork_keeper(keeper_program *program)
     if (process == 0) {
         close(ends[0]);
         pid_t second = fork();
-        if (second == 0) become_keeper(program, ends[1]);
+        if (second == 0) become_agent(program, ends[1]);
         _exit(second < 0);
     }
     int error = process < 0 ? -errno : 0, status = 0;
@@ -127,7 +127,7 @@ static int fork_keeper(keeper_program *program)
 
 /* The table `arguments` at the options becomes those of the program. They are read by the child, so
  * they stay on Lua's stack until it has been forked. */
-static void read_program(lua_State *L, keeper_program *program)
+static void read_program(lua_State *L, agent_program *program)
 {
     static char name[] = "moonshard", keep[] = "keep";
     int count = 0;
@@ -156,12 +156,12 @@ static const char *text_option(lua_State *L, const char *name)
     return luaL_optstring(L, -1, NULL);
 }
 
-/* Modules for MPIs lie in the folder of the library that this code is in, or beside the engine's.
+/* Modules for MPIs are in the folder of the library that this code is in, or beside the engine's.
  */
 static void find_modules(char *folder, size_t bytes)
 {
     Dl_info info;
-    const char *path = dladdr((void *)(uintptr_t)ms_hosts_join, &info) ? info.dli_fname : NULL;
+    const char *path = dladdr((void *)(uintptr_t)ms_cluster_join, &info) ? info.dli_fname : NULL;
     const char *slash = path ? strrchr(path, '/') : NULL;
     snprintf(folder, bytes, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
 }
@@ -206,9 +206,9 @@ static bool has_report(lua_State *L)
 }
 
 /* What the script's options say. */
-static ms_hosts_options read_options(lua_State *L, const char *modules, int keeper)
+static ms_cluster_options read_options(lua_State *L, const char *modules, int agent)
 {
-    return (ms_hosts_options){
+    return (ms_cluster_options){
         .rendezvous = { .threads = (uint32_t)number_option(L, "threads"),
                         .heap_bytes = number_option(L, "memory_bytes"),
                         .link_bytes_per_second = number_option(L, "link_bytes_per_second"),
@@ -225,29 +225,29 @@ static ms_hosts_options read_options(lua_State *L, const char *modules, int keep
         .lost_ns = number_option(L, "lost_ns"),
         .report = has_report(L) ? report : NULL,
         .user = L,
-        .keeper = keeper
+        .agent = agent
     };
 }
 
-/* The host of each rank. */
-static void push_names(lua_State *L, const ms_keeper_options *plan)
+/* The node of each rank. */
+static void push_names(lua_State *L, const ms_agent_options *plan)
 {
     lua_createtable(L, (int)plan->rendezvous.ranks, 0);
     for (uint32_t r = 0; r < plan->rendezvous.ranks; r++) {
-        lua_pushstring(L, plan->names[plan->host_of[r]]);
+        lua_pushstring(L, plan->names[plan->node_of[r]]);
         lua_rawseti(L, -2, (lua_Integer)r + 1);
     }
 }
 
-static void push_place(lua_State *L, const ms_hosts_place *place)
+static void push_place(lua_State *L, const ms_cluster_place *place)
 {
     const struct {
         const char *name, *text;
-    } texts[] = { { "mpi", place->mpi }, { "library", place->library }, { "host", place->host } };
+    } texts[] = { { "mpi", place->mpi }, { "library", place->library }, { "host", place->node } };
     const struct {
         const char *name;
         uint32_t number;
-    } numbers[] = { { "rank", place->rank }, { "ranks", place->ranks }, { "hosts", place->hosts } };
+    } numbers[] = { { "rank", place->rank }, { "ranks", place->ranks }, { "hosts", place->nodes } };
     lua_createtable(L, 0, 8);
     for (int i = 0; i < 3; i++) {
         lua_pushstring(L, texts[i].text);
@@ -257,9 +257,10 @@ static void push_place(lua_State *L, const ms_hosts_place *place)
     }
     push_names(L, &place->plan);
     lua_setfield(L, -2, "names");
-    if (place->hosts == 1) return;
-    const ms_reach *reach = &place->plan.reach;
-    lua_pushfstring(L, "%s port %d (%s)", reach->addresses[0], (int)reach->port, reach->interface);
+    if (place->nodes == 1) return;
+    const ms_endpoint *endpoint = &place->plan.endpoint;
+    lua_pushfstring(L, "%s port %d (%s)", endpoint->addresses[0], (int)endpoint->port,
+                    endpoint->interface);
     lua_setfield(L, -2, "meeting");
 }
 
@@ -278,25 +279,25 @@ static int code_of(ms_abort_reason reason)
     }
 }
 
-/* The state of a rank in a host's process closes, and its engine is gone: waits for the others.
+/* The state of a rank in a node's process closes, and its engine is gone: waits for the others.
  * Where the job has ended with an error: once the report is written, so does the process, at once
  * and with the job's code. MPI may never come back, and must not be asked to. */
-static void leave_hosts(ms_runtime *runtime)
+static void leave_job(ms_runtime *runtime)
 {
     ms_abort_record cause;
-    ms_hosts_await_others(runtime->rendezvous);
+    ms_cluster_await_others(runtime->rendezvous);
     if (!ms_rendezvous_cause(runtime->rendezvous, &cause)) return;
     int code = code_of(cause.reason);
     /* Launchers send these when the first process has ended. */
     signal(SIGTERM, SIG_IGN);
     signal(SIGHUP, SIG_IGN);
-    ms_hosts_set_code(runtime->rendezvous, runtime->rank, code);
-    ms_hosts_await_report(runtime->rendezvous, MS_REPORT_NS);
+    ms_cluster_set_code(runtime->rendezvous, runtime->rank, code);
+    ms_cluster_await_report(runtime->rendezvous, MS_REPORT_NS);
     fflush(NULL);
     _exit(code);
 }
 
-/* Keepers ask ranks by SIGUSR2 where their script is. The program has a handler; in a host without
+/* Agents ask ranks by SIGUSR2 where their script is. The program has a handler; in a node without
  * one the signal would end the process. */
 static void ignore_question(void)
 {
@@ -306,41 +307,41 @@ static void ignore_question(void)
 
 /* core.hosts_join{ program=, arguments=, agree=, refused=, interface=, port=, init_ns=, lost_ns=,
  * report=, threads=, memory_bytes=, link_bytes_per_second=, link_latency_ns=, timeout_ns=,
- * sum_by_ranks= } -> { rank, ranks, hosts, host, mpi, library, names, meeting }; or nil, message,
+ * sum_by_ranks= } -> { rank, ranks, nodes, node, mpi, library, names, meeting }; or nil, message,
  * is_told where it failed (is_told: it was reported, or another process does it; report(message)
- * shows it). names: of the hosts, by rank; meeting: where their keepers meet, if there are several.
- * Blocks until the processes of all hosts have met. program: the path of the `moonshard` program,
- * which is the keeper of this host with the command "keep" and the arguments. This process becomes
+ * shows it). names: of the nodes, by rank; meeting: where their agents meet, if there are several.
+ * Blocks until the processes of all nodes have met. program: the path of the `moonshard` program,
+ * which is the agent of this node with the command "keep" and the arguments. This process becomes
  * a rank, before its engine starts. The context lives as long as the state.
- * leaves=true: the process is not the program's, see leave_hosts. */
+ * leaves=true: the process is not the program's, see leave_job. */
 static int join(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
-    ms_hosts_place place;
-    keeper_program program;
+    ms_cluster_place place;
+    agent_program program;
     char modules[4096];
     luaL_checktype(L, 1, LUA_TTABLE);
     lua_settop(L, 1);
     read_program(L, &program);
     find_modules(modules, sizeof modules);
-    ms_hosts_options options = read_options(L, modules, -1);
+    ms_cluster_options options = read_options(L, modules, -1);
     runtime->context.log = runtime->settings.log;
     runtime->context.log_user = runtime->settings.log_user;
-    options.keeper = fork_keeper(&program);
-    ms_status status = options.keeper < 0
-                           ? ms_fail_os(&runtime->context, options.keeper,
+    options.agent = fork_agent(&program);
+    ms_status status = options.agent < 0
+                           ? ms_fail_os(&runtime->context, options.agent,
                                         "a process for the keeper cannot be started", NULL)
-                           : ms_hosts_join(&runtime->context, &options, &place);
+                           : ms_cluster_join(&runtime->context, &options, &place);
     if (status) {
         lua_pushnil(L);
         lua_pushstring(L, runtime->context.error.message);
-        lua_pushboolean(L, options.keeper >= 0 && place.is_told);
+        lua_pushboolean(L, options.agent >= 0 && place.is_told);
         return 3;
     }
     ms_lua_join(L, place.rendezvous, place.rank);
     ms_rendezvous_release(place.rendezvous);
     if (ms_lua_field_boolean(L, 1, "leaves", false)) {
-        runtime->leave = leave_hosts;
+        runtime->leave = leave_job;
         ignore_question();
     }
     push_place(L, &place);
@@ -371,12 +372,12 @@ static int push_program(lua_State *L)
     return 2;
 }
 
-/* What lua/moonshard/parallel/mpi.lua and lua/moonshard/cli/{hosts,start}.lua use. */
-void ms_open_hosts(lua_State *L, int runtime)
+/* What lua/moonshard/parallel/mpi.lua and lua/moonshard/cli/{nodes,start}.lua use. */
+void ms_open_job_join(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "hosts_launched", launched },
                                           { "hosts_join", join },
-                                          { "hosts_list", list_hosts },
+                                          { "hosts_list", list_nodes },
                                           { "hosts_modules", modules },
                                           { "hosts_program", push_program },
                                           { "hosts_quit", quit },

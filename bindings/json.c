@@ -234,7 +234,7 @@ static void push_value(lua_State *L, const json_t *value, bool exact, int depth)
     }
 }
 
-/* core.json_decode(text, exact): the value, or nil, message, "corrupt". A key that stands twice is
+/* core.json_decode(text, exact): the value, or nil, message, "corrupt". A key that is twice is
  * an error. An integer beyond 64 bits is a real. null is nil; with exact it is core.json_null and
  * lists stay lists when they are empty, so that json_encode gives the same value again. The text is
  * hostile: duplicates are refused, since two readers may pick different ones. */

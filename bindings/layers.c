@@ -191,7 +191,7 @@ static int add_rms_norm(lua_State *L)
 
 /* { type = "linear" or "llama3", factor =, low_freq_factor =, high_freq_factor =, original_context
  * = } at index 4, or nothing. A field that is not given is 0, which the operator refuses where its
- * type needs the field: the rules about these numbers stand there alone. */
+ * type needs the field: the rules about these numbers are there alone. */
 static ms_rotary_scaling rotary_scaling(lua_State *L)
 {
     static const char *const keys[] = {

@@ -208,7 +208,7 @@ static void push_facts(lua_State *L, const ms_link_kind *kind)
         lua_setfield(L, -2, flags[i].name);
     }
     lua_newtable(L);
-    /* One more than there are kinds: the last bit stands for the place between two reductions. */
+    /* One more than there are kinds: the last bit represents the place between two reductions. */
     for (int place = 0; place <= MS_BUCKET_KINDS; place++) {
         lua_pushboolean(L, (kind->places & MS_PLACE(place)) != 0);
         lua_setfield(L, -2,
@@ -257,7 +257,7 @@ static int link_kinds(lua_State *L)
 
 /* Sets the option from field o->name of the table at index 1; without it the default stays. The
  * field is found by its offset in ms_link_options. The checks of ranges are the kind's own
- * (kind->check), so that C hosts get them as well; here only the type is checked. */
+ * (kind->check), so that C applications get them as well; here only the type is checked. */
 static void read_option(lua_State *L, const ms_link_option *o, ms_link_options *options)
 {
     /* The table of kinds has the offsets (kinds.c). */

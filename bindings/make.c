@@ -208,7 +208,7 @@ typedef struct nested {
     bool integers, booleans, numbers;
 } nested;
 
-/* All values, and all empty lists, stand at the same depth. An empty list counts as a list of depth
+/* All values, and all empty lists, are at the same depth. An empty list counts as a list of depth
  * + 1 without values: {{}, {}} is [2, 0]. */
 static void check_depth(lua_State *L, nested *shape, uint32_t dims)
 {

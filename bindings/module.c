@@ -35,11 +35,11 @@
 
 /* ----------------------------------------------------------------- settings */
 
-/* The engine's log goes where the Lua state's warnings go, unless a host has set another place
- * (ms_lua_log): a stock interpreter prints them after warn("@on"). A line of another thread waits
- * until the state's own calls the engine again; one can wait at a time. lua_warning must not be
- * called from another thread, and a message in the waiting place is better than none: a second one
- * that comes meanwhile is lost. */
+/* The engine's log goes where the Lua state's warnings go, unless an application has set another
+ * place (ms_lua_log): a stock interpreter prints them after warn("@on"). A line of another thread
+ * waits until the state's own calls the engine again; one can wait at a time. lua_warning must not
+ * be called from another thread, and a message in the waiting place is better than none: a second
+ * one that comes meanwhile is lost. */
 static void log_as_warning(void *user, ms_log_level level, const char *message)
 {
     static const char *const names[] = { "debug: ", "info: ", "warning: ", "" };
@@ -56,8 +56,9 @@ static void log_as_warning(void *user, ms_log_level level, const char *message)
     lua_warning(runtime->main, message, 0);
 }
 
-/* These variables mean the same for the program, a stock interpreter and a host. An empty variable
- * counts as unset. The options cpu, strict and group of ms.init override the first three. */
+/* These variables mean the same for the program, a stock interpreter and an application. An empty
+ * variable counts as unset. The options cpu, strict and group of ms.init override the first three.
+ */
 static void read_environment(ms_runtime *runtime)
 {
     const ms_os *os = runtime->context.os;
@@ -107,7 +108,7 @@ static void (*const parts[])(lua_State *L, int runtime) = {
     open_library,      ms_open_steps,      ms_open_engine,  ms_open_tensor,    ms_open_make,
     ms_open_operators, ms_open_grad,       ms_open_stream,  ms_open_codec,     ms_open_group,
     ms_open_bucket,    ms_open_link,       ms_open_ddp,     ms_open_fsdp,      ms_open_job,
-    ms_open_hosts,     ms_open_optim,      ms_open_io,      ms_open_json,      ms_open_safetensors,
+    ms_open_job_join,  ms_open_optim,      ms_open_io,      ms_open_json,      ms_open_safetensors,
     ms_open_dataset,   ms_open_checkpoint, ms_open_initial, ms_open_tokenizer, ms_open_products,
 };
 
@@ -151,7 +152,7 @@ static ms_runtime *push_runtime(lua_State *L)
     return lua_touserdata(L, -1); /* upvalue 1 of every bound function */
 }
 
-/* For hosts; the engine reads its log function when it starts. */
+/* For applications; the engine reads its log function when it starts. */
 MS_API void ms_lua_log(lua_State *L, ms_log_function log, void *user)
 {
     ms_runtime *runtime = push_runtime(L);

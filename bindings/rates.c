@@ -50,8 +50,8 @@ static void read_level(lua_State *L, int index, ms_level_rate *level)
 
 /* Written to *out only when everything is right. A list that is too long gets a count above the
  * limit, which ms_rates_problem reports. Whether the numbers make sense together (no zeros, growing
- * levels) is decided by ms_rates_problem alone, which C hosts call as well: the rule stands in one
- * place. */
+ * levels) is decided by ms_rates_problem alone, which C applications call as well: the rule is
+ * in one place. */
 void ms_lua_rates(lua_State *L, int index, ms_rates *out)
 {
     static const char *const keys[] = { "flops_per_s", "bytes_per_s", "enqueue_ns", "links", NULL };

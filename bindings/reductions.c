@@ -73,7 +73,7 @@ static void push_positions(lua_State *L, const ms_bucket *bucket)
     }
 }
 
-/* Upvalue 1: f(index, positions); 2: g() or nil. MS_REDUCED_ALL stands for the end of the pass, and
+/* Upvalue 1: f(index, positions); 2: g() or nil. MS_REDUCED_ALL represents the end of the pass, and
  * then there is no bucket. */
 static int call_on_reduced(lua_State *L)
 {
@@ -214,7 +214,7 @@ static int reductions_step_end(lua_State *L)
     return 0;
 }
 
-/* object:link_stats() -> list of { calls, payload_bytes, wire_bytes, between_hosts_bytes, ms,
+/* object:link_stats() -> list of { calls, payload_bytes, wire_bytes, between_nodes_bytes, ms,
  * exposed_ms }, one for
  * each link; empty if the chain has no accounts. Call stats() before. stats() takes over the times
  * of passes that have ended since, and this reads them. */
@@ -229,7 +229,7 @@ static int reductions_link_stats(lua_State *L)
         ms_lua_set_integer(L, "calls", (int64_t)stats.calls);
         ms_lua_set_integer(L, "payload_bytes", (int64_t)stats.payload_bytes);
         ms_lua_set_integer(L, "wire_bytes", (int64_t)stats.wire_bytes);
-        ms_lua_set_integer(L, "between_hosts_bytes", (int64_t)stats.between_hosts_bytes);
+        ms_lua_set_integer(L, "between_hosts_bytes", (int64_t)stats.between_nodes_bytes);
         ms_lua_set_ms(L, "ms", stats.ns);
         ms_lua_set_ms(L, "exposed_ms", stats.exposed_ns);
         lua_rawseti(L, -2, (lua_Integer)i);
@@ -238,7 +238,7 @@ static int reductions_link_stats(lua_State *L)
 }
 
 /* object:stats() -> { forward_ms, backward_ms, reduce_ms, exposed_ms, step_ms, rebuilt, calls,
- * payload_bytes, wire_bytes, between_hosts_bytes } of the last pass that has ended; error: of the
+ * payload_bytes, wire_bytes, between_nodes_bytes } of the last pass that has ended; error: of the
  * last that failed, or nil. Nothing waits: times are those of a pass that the device has finished.
  * The error is a text, as the reduction that failed has ended its job. */
 static int reductions_stats(lua_State *L)
@@ -257,7 +257,7 @@ static int reductions_stats(lua_State *L)
     ms_lua_set_integer(L, "calls", (int64_t)stats.calls);
     ms_lua_set_integer(L, "payload_bytes", (int64_t)stats.payload_bytes);
     ms_lua_set_integer(L, "wire_bytes", (int64_t)stats.wire_bytes);
-    ms_lua_set_integer(L, "between_hosts_bytes", (int64_t)stats.between_hosts_bytes);
+    ms_lua_set_integer(L, "between_hosts_bytes", (int64_t)stats.between_nodes_bytes);
     return 1;
 }
 

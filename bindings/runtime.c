@@ -11,12 +11,12 @@
 #include "bindings/script.h"
 #include "moonshard/comm.h"
 #include "moonshard/hook.h"
-#include "moonshard/hosts.h"
+#include "moonshard/cluster.h"
 
 /* ----------------------------------------------------------------- entering */
 
 /* Ranks that share a GPU exchange tensors by the transport local. NCCL takes a second rank on a GPU
- * for a mistake, unless each process says that it is a host of its own. */
+ * for a mistake, unless each process says that it is a node of its own. */
 static void share_gpu(lua_State *L, ms_runtime *runtime, uint32_t here, uint32_t gpus)
 {
     const ms_os *os = runtime->context.os;
@@ -73,11 +73,11 @@ static bool are_slices(const ms_gpu *gpus, uint32_t count)
 #define GPUS_MOST 64
 #define LASTING_MOST 4096 /* see has_many_lasting */
 
-/* A rank computes on the GPU of its place on its host. More ranks than GPUs are an error that all
+/* A rank computes on the GPU of its place on its node. More ranks than GPUs are an error that all
  * of them find, unless they may share them; a driver that cannot be asked is one when the engine
  * opens. A launcher that starts every process itself may show each of them another GPU, as its only
  * one; ours does so with slices (processes.c). Slices do not reach each other's memory, and NCCL
- * takes those of one GPU for that GPU, so ranks of one host use the transport local. */
+ * takes those of one GPU for that GPU, so ranks of one node use the transport local. */
 static void choose_gpu(lua_State *L, ms_runtime *runtime)
 {
     ms_error error;
@@ -91,13 +91,13 @@ static void choose_gpu(lua_State *L, ms_runtime *runtime)
     if (!name || strcmp(name, "cuda") != 0 || !runtime->rendezvous) return;
     uint32_t place = ms_rendezvous_place(runtime->rendezvous, runtime->rank, &here);
     if (here == 1 || ms_gpus(os, found, GPUS_MOST, &gpus, &driver, &error) || gpus == 0) return;
-    bool is_launched = !ms_hosts_launched(&runtime->context, &launched) && *launched.name;
+    bool is_launched = !ms_cluster_launched(&runtime->context, &launched) && *launched.name;
     bool is_slice = are_slices(found, gpus < GPUS_MOST ? gpus : GPUS_MOST);
-    runtime->has_slice = gpus == 1 && is_slice && ms_gpu_slices(all) > 1;
-    if (gpus == 1 && ms_gpu_slices(shown) > 1 && !runtime->share_gpu) refuse_slices(L, here, shown);
+    runtime->has_slice = gpus == 1 && is_slice && ms_mig_slices(all) > 1;
+    if (gpus == 1 && ms_mig_slices(shown) > 1 && !runtime->share_gpu) refuse_slices(L, here, shown);
     if (gpus == 1 && is_launched && !runtime->has_slice && !runtime->share_gpu) return;
     if (runtime->has_slice) {
-        gpus = ms_gpu_slices(all);
+        gpus = ms_mig_slices(all);
         shown = all;
     } else runtime->settings.device_index = place % gpus;
     runtime->gpu = place % gpus;
@@ -116,7 +116,7 @@ static bool shares_one_gpu(const ms_runtime *runtime)
     return runtime->is_thread && runtime->shared_gpus == 1;
 }
 
-/* The first of the ranks that share a GPU says so. On one host their places are their numbers. */
+/* The first of the ranks that share a GPU says so. On one node their places are their numbers. */
 static void tell_sharers(const ms_runtime *runtime, ms_engine *engine)
 {
     char ranks[128] = "";
@@ -149,7 +149,8 @@ static int32_t go_near(ms_runtime *runtime, uint32_t threads, ms_cores *cores)
                *open = os->environment(os->user, MS_CORES_VARIABLE);
     bool is_open = open && *open && runtime->rendezvous;
     ms_gpu_rank rank = { .ranks = 1, .threads = threads };
-    if (!runtime->near_gpu || !name || strcmp(name, "cuda") != 0 || !ms_has_nodes(os)) return -1;
+    if (!runtime->near_gpu || !name || strcmp(name, "cuda") != 0 || !ms_has_numa_nodes(os))
+        return -1;
     if (ms_gpus(os, gpus, GPUS_MOST, &count, &driver, &error)) count = 0;
     uint32_t place = 0, here = 1;
     if (runtime->rendezvous) place = ms_rendezvous_place(runtime->rendezvous, runtime->rank, &here);
@@ -158,7 +159,8 @@ static int32_t go_near(ms_runtime *runtime, uint32_t threads, ms_cores *cores)
         rank.place = place;
         rank.ranks = here;
     }
-    rank.is_placed = !is_open && !ms_hosts_launched(&runtime->context, &launched) && *launched.name;
+    rank.is_placed =
+        !is_open && !ms_cluster_launched(&runtime->context, &launched) && *launched.name;
     int32_t node = -1;
     if (count > 0 && count <= GPUS_MOST) node = ms_gpu_cores(os, gpus, count, rank, cores);
     if (node >= 0 && !os->keep_to(os->user, cores)) {
@@ -226,7 +228,7 @@ static void start_engine(lua_State *L, ms_runtime *runtime)
     if (runtime->fake_size) {
         ms_fake_world fake = { .rank = runtime->rank,
                                .size = runtime->fake_size,
-                               .host_of = runtime->fake_has_hosts ? runtime->fake_hosts : NULL,
+                               .node_of = runtime->fake_has_nodes ? runtime->fake_nodes : NULL,
                                .sum_by_ranks = runtime->fake_by_ranks };
         status = ms_comm_open_fake_on(engine, &fake, &world);
         if (!status) ms_comm_record(engine, ms_engine_is_sim(engine));
@@ -550,8 +552,8 @@ static void release_step(ms_runtime *runtime)
 /* -------------------------------------------------------------------- steps */
 
 /* core.step_begin(step, graph): what is made from now on belongs to this step. Random numbers begin
- * anew by the step's number, so a run that is resumed at a step draws what the whole run would have
- * drawn. graph: the step's work is expected to be that of the steps before. */
+ * again by the step's number, so a run that is resumed at a step draws what the whole run would
+ * have drawn. graph: the step's work is expected to be that of the steps before. */
 static int step_begin(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -664,7 +666,7 @@ void ms_lua_register(lua_State *L, int runtime, const luaL_Reg *functions)
     luaL_setfuncs(L, functions, 1);
 }
 
-/* __index of a table of methods, which stands for an object's: what is not there is a misspelled
+/* __index of a table of methods, which represents an object's: what is not there is a misspelled
  * name. Upvalues: runtime, name of the type. */
 static int refuse_field(lua_State *L)
 {

@@ -77,7 +77,7 @@ uint32_t ms_lua_script(lua_State *L, ms_runtime *runtime)
     /* 0 is the number of no line. */
     if (!user_frame(L, runtime, 1, &frame)) return 0;
     ms_strings *strings = ms_engine_strings(runtime->engine);
-    /* Lua keeps one string for a chunk's name, so its address stands for it. Four low bits are
+    /* Lua keeps one string for a chunk's name, so its address represents it. Four low bits are
      * always 0. */
     size_t at = (((uintptr_t)frame.source >> 4) + (size_t)frame.currentline * 7)
                 % (sizeof runtime->lines / sizeof *runtime->lines),

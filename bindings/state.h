@@ -7,7 +7,7 @@
  *   which never touch Lua; (3) push results. What is owned across a call that may raise is in a
  *   userdata that was made before, empty.
  * - The runtime is upvalue 1 of every bound function. One Lua state belongs to one host thread.
- * - The engine reaches Lua functions through call.c only, protected; a plain lua_call stands only
+ * - The engine reaches Lua functions through call.c only, protected; a plain lua_call is only
  *   in functions that already run below it or below Lua itself (a metamethod, the trampoline of a
  *   hook). A callback's error is kept, turned into MS_ERROR_SCRIPT for the engine, and raised again
  *   by the bound function that had called the engine.
@@ -70,23 +70,23 @@ struct ms_runtime {
     ms_engine_options settings; /* of the launcher or ms.init; strings live in settings_text */
     char device_text[16], cpu_text[16], transport_text[16];
     ms_rates rates; /* if the settings have any */
-    /* Rendezvous of this host's ranks; NULL: the environment may name one. */
+    /* Rendezvous of this node's ranks; NULL: the environment may name one. */
     struct ms_rendezvous *rendezvous;
-    /* Before it is released; NULL: nothing. Set where ms.init has joined a job over hosts. */
+    /* Before it is released; NULL: nothing. Set where ms.init has joined a job over nodes. */
     void (*leave)(ms_runtime *runtime);
     bool is_thread;        /* all ranks of its job are threads of this process */
     bool share_gpu;        /* more ranks than GPUs may compute on them */
     bool near_gpu;         /* host threads run on the NUMA node of the GPU */
     bool has_slice;        /* of a GPU (MIG): the only one that this process sees */
     bool goes_by_host;     /* tensors travel through memory of the host, as ranks have slices */
-    uint32_t gpu;          /* its number among those of the host's ranks */
+    uint32_t gpu;          /* its number among those of the node's ranks */
     uint32_t shared_gpus;  /* how many GPUs more ranks share; 0: none */
     uint32_t rank;         /* in it, or in a fake world */
     uint32_t shown_script; /* the line that others see in this rank's activity */
     uint32_t fake_size;    /* of the fake world that the engine starts in, or 0 */
-    bool fake_has_hosts;   /* its ranks are on these hosts */
+    bool fake_has_nodes;   /* its ranks are on these nodes */
     bool fake_by_ranks;    /* its sums are in the order of ranks */
-    uint16_t fake_hosts[MS_LOCAL_RANKS_MAX];
+    uint16_t fake_nodes[MS_LOCAL_RANKS_MAX];
     pthread_t owner;
     uint64_t step_serial;  /* of the current step, 0 outside */
     uint64_t step_count;   /* serials handed out */

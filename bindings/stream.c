@@ -21,7 +21,7 @@ typedef struct stream_box {
     ms_stream *stream;
 } stream_box;
 
-/* Handles are made anew each time; __eq compares what they stand for. */
+/* Handles are made again each time; __eq compares what they represent. */
 int ms_lua_push_stream(lua_State *L, ms_stream *stream)
 {
     stream_box *box = lua_newuserdatauv(L, sizeof *box, 0);

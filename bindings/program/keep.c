@@ -1,4 +1,4 @@
-/* keep.c: the supervisor of one host of a job over several: its ranks were started by an MPI
+/* keep.c: the supervisor of one node of a job over several: its ranks were started by an MPI
  * launcher, so they are not this process' children. */
 #include "bindings/program/keep.h"
 
@@ -89,13 +89,13 @@ static void locate(ms_job *job, uint32_t rank)
 }
 
 /* A rank that has ended before this is found so at once: its number cannot have another process
- * yet, since it was alive a moment ago when it came to the door, and numbers go around slowly. A
- * short script may have come to its end in order. */
+ * yet, since it was alive a moment ago when it came to the local socket, and numbers go around
+ * slowly. A short script may have come to its end in order. */
 static ms_status find_processes(ms_job *job)
 {
     for (uint32_t r = 0; r < job->ranks; r++) {
         ms_outcome *outcome = &job->outcomes[r];
-        outcome->process = ms_keeper_process(job->keeper, r);
+        outcome->process = ms_agent_process(job->agent, r);
         outcome->elsewhere = outcome->ended = outcome->process < 0;
         if (outcome->elsewhere) continue;
         job->ended[r] = pidfd_open((pid_t)outcome->process, 0);
@@ -111,7 +111,7 @@ static ms_status find_processes(ms_job *job)
     return MS_OK;
 }
 
-/* Whether the report can be written: the job has ended, and every rank of every host has left it,
+/* Whether the report can be written: the job has ended, and every rank of every node has left it,
  * or has had the time to. Ranks wait for the report before they end: until then their launcher does
  * not clean up. */
 static bool can_report(ms_job *job)
@@ -131,21 +131,21 @@ static bool can_report(ms_job *job)
 }
 
 /* settle() -> list of the codes with which the ranks have ended; false: not known. The report is
- * written, where there is one. Ranks end; those that do not are killed. Then the keeper says
+ * written, where there is one. Ranks end; those that do not are killed. Then the agent says
  * goodbye to the others. Upvalue: the job. */
 static int settle(lua_State *L)
 {
     ms_job *job = lua_touserdata(L, lua_upvalueindex(1));
     ms_abort_record cause;
-    if (ms_keeper_reports(job->keeper)) ms_keeper_reported(job->keeper);
+    if (ms_agent_reports(job->agent)) ms_agent_reported(job->agent);
     else if (ms_rendezvous_cause(job->rendezvous, &cause))
-        ms_hosts_await_report(job->rendezvous, MS_LEAVE_NS);
+        ms_cluster_await_report(job->rendezvous, MS_LEAVE_NS);
     lua_pushnil(L);
     ms_job_supervise(L, job, NULL);
-    ms_keeper_finish(job->keeper);
+    ms_agent_finish(job->agent);
     lua_createtable(L, (int)job->ranks, 0);
     for (uint32_t r = 0; r < job->ranks; r++) {
-        int code = ms_keeper_code(job->keeper, r);
+        int code = ms_agent_code(job->agent, r);
         if (code < 0) lua_pushboolean(L, false);
         else lua_pushinteger(L, code);
         lua_rawseti(L, -2, r + 1);
@@ -159,7 +159,7 @@ static int tell_report(lua_State *L)
     const ms_job *job = lua_touserdata(L, lua_upvalueindex(1));
     size_t bytes;
     const char *text = luaL_checklstring(L, 1, &bytes);
-    lua_pushboolean(L, ms_keeper_tell_report(job->keeper, text, bytes));
+    lua_pushboolean(L, ms_agent_tell_report(job->agent, text, bytes));
     return 1;
 }
 
@@ -171,8 +171,8 @@ int ms_keep(lua_State *L)
     /* The launcher that reads this process' output may end first. */
     signal(SIGPIPE, SIG_IGN);
     ms_job *job = ms_job_new(L);
-    job->keeper = lua_touserdata(L, lua_upvalueindex(1));
-    job->rendezvous = ms_rendezvous_retain(ms_keeper_rendezvous(job->keeper));
+    job->agent = lua_touserdata(L, lua_upvalueindex(1));
+    job->rendezvous = ms_rendezvous_retain(ms_agent_rendezvous(job->agent));
     job->grace_ns = (uint64_t)ms_job_option(L, "grace_ns");
     job->timeout_ns = (uint64_t)ms_job_option(L, "timeout_ns");
     job->stuck_ns = (uint64_t)ms_job_option(L, "stuck_ns");
@@ -184,8 +184,8 @@ int ms_keep(lua_State *L)
     ms_job_begin(L);
     if (ms_job_open_signals(job) || find_processes(job)) return ms_job_refused(L, job);
     ms_job_supervise(L, job, can_report);
-    if (!job->stop_signal) job->stop_signal = ms_keeper_stop(job->keeper);
-    ms_keeper_show_end(job->keeper);
+    if (!job->stop_signal) job->stop_signal = ms_agent_stop(job->agent);
+    ms_agent_show_end(job->agent);
     ms_job_push_outcome(L, job);
     lua_pushvalue(L, 3);
     lua_pushcclosure(L, settle, 1);

@@ -1,4 +1,4 @@
-/* keep.h: the supervisor of one host of a job over several. */
+/* keep.h: the supervisor of one node of a job over several. */
 #ifndef MOONSHARD_BINDINGS_PROGRAM_KEEP_H
 #define MOONSHARD_BINDINGS_PROGRAM_KEEP_H
 

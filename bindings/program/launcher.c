@@ -46,7 +46,7 @@ static void describe_death(const ms_job *job, uint32_t rank, char *text, size_t 
     const ms_outcome *outcome = &job->outcomes[rank];
     ms_rank_state state;
     ms_flight flight;
-    char call[320] = "", how[64], step[40] = "", host[80] = "";
+    char call[320] = "", how[64], step[40] = "", node[80] = "";
     ms_rendezvous_rank(job->rendezvous, rank, &state);
     if (outcome->signal)
         snprintf(how, sizeof how, "killed by SIG%s",
@@ -60,10 +60,10 @@ static void describe_death(const ms_job *job, uint32_t rank, char *text, size_t 
         ms_flight_describe(&flight, call + used, sizeof call - (size_t)used);
     } else if (state.phase == MS_RANK_ABSENT) snprintf(call, sizeof call, " before it had joined");
     if (state.step >= 0) snprintf(step, sizeof step, " at step %lld", (long long)state.step);
-    if (job->keeper)
-        snprintf(host, sizeof host, " on host %s",
-                 ms_keeper_host_name(job->keeper, ms_keeper_host_of(job->keeper, rank)));
-    snprintf(text, bytes, "rank %u (pid %lld)%s %s%s%s", rank, (long long)outcome->process, host,
+    if (job->agent)
+        snprintf(node, sizeof node, " on host %s",
+                 ms_agent_node_name(job->agent, ms_agent_node_of(job->agent, rank)));
+    snprintf(text, bytes, "rank %u (pid %lld)%s %s%s%s", rank, (long long)outcome->process, node,
              how, call, step);
 }
 
@@ -213,7 +213,7 @@ void ms_job_supervise(lua_State *L, ms_job *job, bool (*done)(ms_job *job))
         /* After the poll, whatever woke it: a rank that sends events all the time does not keep
          * others from being looked at. */
         if (!job->ending) ms_watch(job, now_of(job));
-        if (job->keeper && ms_keeper_flights_wanted(job->keeper)) dump(L);
+        if (job->agent && ms_agent_flights_wanted(job->agent)) dump(L);
         /* The tick is over, or a signal has interrupted the poll. */
         if (changed <= 0) continue;
         if (waits[0].revents) read_signals(L, job);
@@ -262,7 +262,7 @@ static void push_flight(lua_State *L, const ms_flight *flight)
 }
 
 /* flights(rank) -> the list of the entries in its flight record that were not overwritten; whether
- * the rank is on this host: others tell their records at the job's end only. The record is a ring:
+ * the rank is on this node: others tell their records at the job's end only. The record is a ring:
  * only the last MS_FLIGHTS entries can still be there, and of those some may be overwritten while
  * they are read. */
 static int flights(lua_State *L)
@@ -311,9 +311,9 @@ static void push_rank(lua_State *L, const ms_job *job, uint32_t rank)
     set_integer(L, "process", outcome->process);
     set_integer(L, "ended_ns", (int64_t)outcome->ended_ns);
     set_integer(L, "step", state.step);
-    if (job->keeper) {
-        uint32_t host = ms_keeper_host_of(job->keeper, rank);
-        set_text(L, "host", ms_keeper_host_name(job->keeper, host));
+    if (job->agent) {
+        uint32_t node = ms_agent_node_of(job->agent, rank);
+        set_text(L, "host", ms_agent_node_name(job->agent, node));
     }
     char letter[2] = { outcome->state, '\0' };
     if (outcome->state) set_text(L, "state", letter);
@@ -345,10 +345,10 @@ void ms_job_push_outcome(lua_State *L, const ms_job *job)
     }
     lua_setfield(L, -2, "ranks");
     /* Of several supervisors the first reports, and one that has lost it. */
-    lua_pushboolean(L, !job->keeper || ms_keeper_reports(job->keeper));
+    lua_pushboolean(L, !job->agent || ms_agent_reports(job->agent));
     lua_setfield(L, -2, "reports");
-    uint32_t host = job->keeper ? ms_keeper_host(job->keeper) : 0;
-    if (host) set_text(L, "other_host", ms_keeper_host_name(job->keeper, host));
+    uint32_t node = job->agent ? ms_agent_node(job->agent) : 0;
+    if (node) set_text(L, "other_host", ms_agent_node_name(job->agent, node));
 }
 
 /* __gc of the job, after ms_launch has returned, or after an error in the middle of it. It closes
@@ -436,8 +436,8 @@ static ms_rendezvous_options read_options(lua_State *L)
 }
 
 /* The job's rendezvous, of which this process is the supervisor. From ms_rendezvous_judge on, ranks
- * that wait too long report a suspicion instead of ending the job: it is called before any rank is
- * started, so that no rank decides by itself. */
+ * that wait too long report that it hangs instead of ending the job: it is called before any rank
+ * is started, so that no rank decides by itself. */
 static ms_status make_job(lua_State *L, ms_job *job)
 {
     ms_rendezvous_options options = read_options(L);

@@ -4,7 +4,7 @@
 
 #include "bindings/program/state.h"
 
-/* What a launcher and a keeper share. An empty job in a userdata, which it pushes. */
+/* What a launcher and an agent share. An empty job in a userdata, which it pushes. */
 ms_job *ms_job_new(lua_State *L);
 ms_status ms_job_make_room(ms_job *job, uint32_t ranks);
 /* nil and the message of the job's error. */
@@ -21,8 +21,8 @@ void ms_job_warn(ms_job *job, const char *text);
 /* Judges the end of a rank, which may end the job. ended[rank] is -1 if nothing has watched it. */
 void ms_job_rank_ended(ms_job *job, uint32_t rank);
 
-/* process.launch(options): see launcher.c; of a keeper: see keep.c. Upvalue of the second: the
- * keeper, as a light userdata. */
+/* process.launch(options): see launcher.c; of an agent: see keep.c. Upvalue of the second: the
+ * agent, as a light userdata. */
 int ms_launch(lua_State *L);
 
 #endif

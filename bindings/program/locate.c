@@ -136,7 +136,7 @@ static int wrapped(lua_State *L)
 }
 
 /* coroutine.wrap: upvalue 1 is coroutine.resume, 2 coroutine.create, 3 coroutine.close. It is
- * written anew and not wrapped around the original, whose coroutine is out of reach: the handler
+ * written again and not wrapped around the original, whose coroutine is out of reach: the handler
  * needs the lua_State of it. */
 static int wrap(lua_State *L)
 {

@@ -79,7 +79,7 @@ static void make_timer(double seconds)
     has_timer = 1;
 }
 
-/* The same in a process that has joined a job over several hosts: the keepers agree on the step. A
+/* The same in a process that has joined a job over several nodes: the agents agree on the step. A
  * second signal of the same process ends the job at once; launchers send one when they clean up
  * after a job that has ended, and then nothing changes. */
 static void request_for_all(int number)
@@ -197,7 +197,7 @@ typedef struct arguments {
     uint32_t rank;
     bool is_thread;
     bool has_joined; /* the rendezvous is a reference of this record */
-    ms_keeper *keeper;
+    ms_agent *agent;
     int code;
     size_t warned;
     char warning[4096];
@@ -273,7 +273,7 @@ static int joined(lua_State *L)
     return 0;
 }
 
-/* Fills moonshard.process, which only the program has; a host has no such module. launch is there
+/* Fills moonshard.process, which only the program has; a node has no such module. launch is there
  * only where this process is the whole program: a rank cannot start a job. The C arguments are
  * passed as a light userdata, since they outlive the state. */
 static void set_process(lua_State *L, arguments *args, const char *program)
@@ -303,11 +303,11 @@ static void set_process(lua_State *L, arguments *args, const char *program)
         lua_setfield(L, -2, "rank");
         lua_pushboolean(L, args->is_thread);
         lua_setfield(L, -2, "is_thread");
-    } else if (args->keeper) {
-        lua_pushlightuserdata(L, args->keeper);
+    } else if (args->agent) {
+        lua_pushlightuserdata(L, args->agent);
         lua_pushcclosure(L, ms_keep, 1);
         lua_setfield(L, -2, "launch");
-        lua_pushinteger(L, ms_rendezvous_ranks(ms_keeper_rendezvous(args->keeper)));
+        lua_pushinteger(L, ms_rendezvous_ranks(ms_agent_rendezvous(args->agent)));
         lua_setfield(L, -2, "kept_ranks");
     } else {
         lua_pushinteger(L, args->count);
@@ -357,21 +357,21 @@ static int run(lua_State *L)
     return 0;
 }
 
-/* A rank of a job over several hosts ends. After the job's end it waits until the report is
+/* A rank of a job over several nodes ends. After the job's end it waits until the report is
  * written, since launchers clean up when the first process has ended. All ranks end with one code.
  * Then it ends at once: MPI may never come back, and must not be asked to. Where a process that
- * waits for the job hears its code from the keeper, ranks that end in order end with 0: of another
+ * waits for the job hears its code from the agent, ranks that end in order end with 0: of another
  * code launchers print a page, and some kill the other ranks. */
-static _Noreturn void leave_hosts(ms_rendezvous *job, uint32_t rank, int code)
+static _Noreturn void leave_job(ms_rendezvous *job, uint32_t rank, int code)
 {
     ms_abort_record cause;
     joined_job = NULL;
-    ms_hosts_set_code(job, rank, code);
+    ms_cluster_set_code(job, rank, code);
     signal(SIGTERM, SIG_IGN);
     bool ended = ms_rendezvous_cause(job, &cause);
     if (ended) {
-        ms_hosts_await_report(job, MS_REPORT_NS);
-        code = ms_hosts_code(job, rank, code, MS_CODE_NS);
+        ms_cluster_await_report(job, MS_REPORT_NS);
+        code = ms_cluster_code(job, rank, code, MS_CODE_NS);
     } else ms_rendezvous_release(job);
     fflush(NULL);
     _exit(!ended && getenv(MS_STARTER_VARIABLE) ? 0 : code);
@@ -418,12 +418,12 @@ int ms_program(int count, char **values, ms_rendezvous *rendezvous, uint32_t ran
                        .is_thread = is_thread,
                        .code = 1 };
     int code = run_program(&args);
-    if (args.has_joined) leave_hosts(args.rendezvous, args.rank, code);
+    if (args.has_joined) leave_job(args.rendezvous, args.rank, code);
     return code;
 }
 
-/* What a keeper logs, in one piece, from any of its threads: who was turned away at its port. */
-static void keeper_line(void *user, ms_log_level level, const char *message)
+/* What an agent logs, in one piece, from any of its threads: who was turned away at its port. */
+static void agent_line(void *user, ms_log_level level, const char *message)
 {
     char line[MS_ERROR_MESSAGE_BYTES + 64];
     (void)user;
@@ -437,24 +437,24 @@ static void keeper_line(void *user, ms_log_level level, const char *message)
 static int keep(int count, char **values)
 {
     ms_context context;
-    ms_keeper *keeper = NULL;
+    ms_agent *agent = NULL;
     ms_context_init(&context, NULL);
-    context.log = keeper_line;
+    context.log = agent_line;
     char *end = NULL;
     long descriptor = strtol(values[2], &end, 10);
     if (*end || descriptor < 3 || descriptor > 1 << 20) return 2;
-    if (ms_keeper_serve(&context, (int)descriptor, &keeper)) return 1;
-    if (!keeper) return 0;
+    if (ms_agent_serve(&context, (int)descriptor, &agent)) return 1;
+    if (!agent) return 0;
     values[2] = values[0];
-    arguments args = { .count = count - 2, .values = values + 2, .keeper = keeper, .code = 1 };
+    arguments args = { .count = count - 2, .values = values + 2, .agent = agent, .code = 1 };
     int code = run_program(&args);
-    ms_keeper_tell_code(keeper, code);
-    ms_keeper_close(keeper);
+    ms_agent_tell_code(agent, code);
+    ms_agent_close(agent);
     return code;
 }
 
 /* A process whose environment names a job is a rank of it. The program, stock interpreters and
- * hosts read the same two variables (ms_lua_adopt). A rank removes them from its environment only
+ * nodes read the same two variables (ms_lua_adopt). A rank removes them from its environment only
  * after it has adopted the files. */
 int main(int argc, char **argv)
 {

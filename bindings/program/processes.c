@@ -52,7 +52,7 @@ static void locate(ms_job *job, uint32_t rank)
  * not ask the driver. */
 static bool leaves_cores(const ms_job *job)
 {
-    return job->near_gpu && ms_has_nodes(job->context.os);
+    return job->near_gpu && ms_has_numa_nodes(job->context.os);
 }
 
 #define MS_VISIBLE_VARIABLE "CUDA_VISIBLE_DEVICES"
@@ -63,7 +63,7 @@ static const char *slices_of(const ms_job *job)
 {
     const ms_os *os = job->context.os;
     const char *visible = os->environment(os->user, MS_VISIBLE_VARIABLE);
-    return job->near_gpu && ms_gpu_slices(visible) > 1 ? visible : NULL;
+    return job->near_gpu && ms_mig_slices(visible) > 1 ? visible : NULL;
 }
 
 /* Texts of the environment about slices, of which *visible is filled for each rank. */
@@ -88,7 +88,7 @@ static void choose_slice(const ms_job *job, uint32_t rank, char *visible)
     const char *slices = slices_of(job);
     if (!visible) return;
     memcpy(visible, head, sizeof head);
-    ms_gpu_slice(slices, rank % ms_gpu_slices(slices), visible + sizeof head - 1,
+    ms_mig_slice(slices, rank % ms_mig_slices(slices), visible + sizeof head - 1,
                  strlen(slices) + 1);
 }
 
@@ -202,7 +202,7 @@ static ms_status start_one(ms_job *job, uint32_t rank, char **environment, int n
 
 /* What the variables of the ranks' environment say: one text names the rendezvous, the other, of
  * which *number points to the end, is filled for each rank. The sizes are those that
- * ms_rendezvous_share asks for, and one number more. Both texts lie in one allocation. */
+ * ms_rendezvous_share asks for, and one number more. Both texts are in one allocation. */
 static ms_status make_variables(ms_job *job, char **rendezvous, char **number)
 {
     static const char head[] = MS_RENDEZVOUS_VARIABLE "=";

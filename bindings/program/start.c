@@ -1,8 +1,8 @@
-/* start.c: starts an MPI launcher for a job over several hosts, passes on requests, and returns the
- * exit code and the report that the job's first keeper tells.
+/* start.c: starts an MPI launcher for a job over several nodes, passes on requests, and returns the
+ * exit code and the report that the job's first agent tells.
  *
  * The launcher has a session of its own: a terminal's Ctrl-C reaches this process alone. It is not
- * asked about the job's end, since it may not come back from a job that has lost a host. At the end
+ * asked about the job's end, since it may not come back from a job that has lost a node. At the end
  * it is killed if need be, with whatever it has started here. */
 #include "bindings/program/start.h"
 
@@ -59,7 +59,7 @@ static uint64_t now_of(const start *s)
 /* ------------------------------------------------------------- the launcher */
 
 /* Between fork and exec. The launcher ends with this process, and with it, by its own means, what
- * it has started on other hosts. */
+ * it has started on other nodes. */
 static _Noreturn void become_launcher(pid_t parent, char **arguments)
 {
     sigset_t none;
@@ -145,8 +145,8 @@ static uint32_t search_children(const start *s, pid_t parent, bool kills)
     return all.found;
 }
 
-/* The launcher, and all that it has started on this host: the programs by which it reaches other
- * hosts may be of other sessions. What has lost its parent is a child of this process. */
+/* The launcher, and all that it has started on this node: the programs by which it reaches other
+ * nodes may be of other sessions. What has lost its parent is a child of this process. */
 static void kill_all(start *s)
 {
     for (int round = 0; round < 400; round++) {
@@ -227,7 +227,7 @@ static void look_at_grace(start *s, uint64_t now)
 
 /* ------------------------------------------------------------------- its end */
 
-/* MPICH's launcher does not come back when one of its children cannot reach a host. Those of a job
+/* MPICH's launcher does not come back when one of its children cannot reach a node. Those of a job
  * that begins live as long as it does, and Open MPI's reads their ends at once. */
 static bool is_broken(start *s, uint64_t now)
 {

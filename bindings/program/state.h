@@ -17,12 +17,12 @@
 #include <poll.h>
 
 #include "moonshard/control.h"
-#include "moonshard/hosts.h"
+#include "moonshard/cluster.h"
 
 /* How a rank ended. */
 typedef struct ms_outcome {
     bool ended, killed; /* killed: by the supervisor */
-    bool elsewhere;     /* on another host, whose keeper supervises it */
+    bool elsewhere;     /* on another node, whose agent supervises it */
     int code, signal;   /* signal 0: it ended by itself, with code */
     int64_t process;
     uint64_t ended_ns; /* monotonic */
@@ -48,7 +48,7 @@ typedef struct ms_job ms_job;
 struct ms_job {
     ms_context context;
     ms_rendezvous *rendezvous;
-    ms_keeper *keeper; /* of a job over several hosts, of which this is one: NULL otherwise */
+    ms_agent *agent; /* of a job over several nodes, of which this is one: NULL otherwise */
     uint32_t ranks, running;
     uint64_t timeout_ns; /* without progress, while others wait */
     uint64_t stuck_ns;   /* without progress, whoever waits; 0: no limit */

@@ -72,7 +72,7 @@ static char state_of(const ms_job *job, uint32_t rank, int32_t thread)
 }
 
 /* Whether the thread sleeps and has started a process that has not ended. Such a rank works through
- * its child (a compiler, a download), although its own counters stand still. */
+ * its child (a compiler, a download), although its own counters stop. */
 static bool waits_for_child(const ms_job *job, uint32_t rank, int32_t thread, char state)
 {
     char path[96], text[32];
@@ -117,7 +117,7 @@ static work describe(ms_job *job, uint32_t rank, const ms_activity_state *activi
 }
 
 /* Another rank that has finished, and so waits for this one; job->ranks if there is none. It has
- * finished if its process has ended, or if its host makes no more collectives. */
+ * finished if its process has ended, or if its node makes no more collectives. */
 static uint32_t finished_other(const ms_job *job, uint32_t rank)
 {
     for (uint32_t r = 0; r < job->ranks; r++) {
@@ -131,7 +131,7 @@ static uint32_t finished_other(const ms_job *job, uint32_t rank)
 
 /* Whether other ranks wait for this one without a call of theirs that says so: one that has
  * finished waits for those that have not. A rank that has finished is waited for when all have:
- * over several hosts it waits itself until then. */
+ * over several nodes it waits itself until then. */
 static bool is_awaited(const ms_job *job, uint32_t rank, const ms_rank_state *state)
 {
     for (uint32_t r = 0; r < job->ranks && state->finished; r++) {
@@ -184,20 +184,20 @@ static void end_stuck_job(ms_job *job, uint32_t rank, const char *text)
 static void judge(ms_job *job, uint32_t rank, const ms_rank_state *state, uint64_t now)
 {
     ms_watched *w = &job->watched[rank];
-    char place[MS_LINE_BYTES + 128], text[MS_SUSPICION_BYTES + sizeof place + 64],
-        suspicion[MS_SUSPICION_BYTES];
+    char place[MS_LINE_BYTES + 128], text[MS_HANG_REPORT_BYTES + sizeof place + 64],
+        hang_report[MS_HANG_REPORT_BYTES];
     work works = describe(job, rank, &state->activity, state->activity.answered == w->question,
                           state->activity.heard == w->question, place, sizeof place);
-    bool suspected = ms_rendezvous_suspect(job->rendezvous, rank, suspicion);
+    bool reported_hang = ms_rendezvous_hang_report(job->rendezvous, rank, hang_report);
     uint32_t finished = finished_other(job, rank);
     double quiet = (double)(now - w->changed_ns) / 1e9;
     /* Answered or not, the question is over; the next one needs a new number. */
     w->question = 0;
     w->warned_ns = now;
     if (works == WORKS_NOT
-        && (suspected
+        && (reported_hang
             || (is_awaited(job, rank, state) && now - awaited_since(w) >= job->timeout_ns))) {
-        if (suspected) snprintf(text, sizeof text, "%s; %s", suspicion, place);
+        if (reported_hang) snprintf(text, sizeof text, "%s; %s", hang_report, place);
         else
             snprintf(text, sizeof text,
                      "rank %u has shown no progress for %.1f s, and rank %u has finished and waits "
@@ -213,7 +213,7 @@ static void judge(ms_job *job, uint32_t rank, const ms_rank_state *state, uint64
         return;
     }
     /* The rank seems to work, or no other rank has waited for it long enough. */
-    ms_rendezvous_acquit(job->rendezvous, rank);
+    ms_rendezvous_dismiss_hang_report(job->rendezvous, rank);
     /* A rank that has finished may hang in MPI_Finalize. It warns of that itself, once a limit as
      * long as this one has passed; what else may take so long is told at the next look. */
     if (works && state->finished && now - w->changed_ns < 2 * job->timeout_ns) return;
@@ -241,13 +241,13 @@ static bool is_question_due(const ms_job *job, const ms_watched *w, bool awaited
     return is_due && now - w->changed_ns >= patience(job);
 }
 
-/* Called at each tick for each rank that runs. A rank whose progress has changed starts anew.
+/* Called at each tick for each rank that runs. A rank whose progress has changed starts again.
  * Another one is asked once a peer suspects it or a question is due, and judged when it has
  * answered, or has not answered in time. */
 static void look_at(ms_job *job, uint32_t rank, uint64_t now)
 {
     ms_watched *w = &job->watched[rank];
-    char suspicion[MS_SUSPICION_BYTES];
+    char hang_report[MS_HANG_REPORT_BYTES];
     ms_rank_state state;
     ms_rendezvous_rank(job->rendezvous, rank, &state);
     bool awaited = is_awaited(job, rank, &state);
@@ -258,15 +258,15 @@ static void look_at(ms_job *job, uint32_t rank, uint64_t now)
                            .warned_ns = now,
                            .awaited_ns = w->awaited_ns };
         /* Reports of peers about the time before are out of date. */
-        ms_rendezvous_acquit(job->rendezvous, rank);
+        ms_rendezvous_dismiss_hang_report(job->rendezvous, rank);
         return;
     }
-    bool suspected = ms_rendezvous_suspect(job->rendezvous, rank, suspicion);
+    bool reported_hang = ms_rendezvous_hang_report(job->rendezvous, rank, hang_report);
     /* A rank that waits in a collective, or for others to finish, is explained by those ranks. */
-    if ((state.waits || state.finished) && !suspected && !awaited
+    if ((state.waits || state.finished) && !reported_hang && !awaited
         && !is_stuck(job, rank, &state, now))
         return;
-    if (!suspected && !is_question_due(job, w, awaited, now)) return;
+    if (!reported_hang && !is_question_due(job, w, awaited, now)) return;
     if (!w->question) {
         w->question = ms_activity_ask(ms_rendezvous_activity(job->rendezvous, rank));
         w->asked_ns = now;
@@ -284,7 +284,7 @@ void ms_watch(ms_job *job, uint64_t now)
         job->watched_ns && now - job->watched_ns > 2 * MS_TICK_MOST_NS + 2 * ms_watch_tick(job);
     job->watched_ns = now;
     for (uint32_t r = 0; r < job->ranks && !job->ending; r++) {
-        /* look_at then starts anew, as at its first tick. */
+        /* look_at then starts again, as at its first tick. */
         if (was_stopped) job->watched[r].changed_ns = 0;
         if (!job->outcomes[r].ended) look_at(job, r, now);
     }

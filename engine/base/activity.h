@@ -7,7 +7,7 @@
 
 #include "moonshard/base.h"
 
-/* It may lie in memory that ranks share. What the host writes at every call and what other threads
+/* It may be in memory that ranks share. What the host writes at every call and what other threads
  * write are on different cache lines, 128 bytes apart because processors may fetch lines in pairs;
  * otherwise each task that ends would take the host's line away. */
 struct ms_activity {

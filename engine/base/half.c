@@ -33,7 +33,7 @@ static uint32_t shift_to_even(uint32_t value, uint32_t shift)
 
 /* Five cases by magnitude: NaN (made quiet, upper bits of its payload kept), too large, too small,
  * denormal in binary16, normal. A denormal shifts the fraction, with its leading one, by as much as
- * the exponent lies below the smallest normal one. */
+ * the exponent is below the smallest normal one. */
 uint16_t ms_f16_from_float(float value)
 {
     uint32_t bits = ms_bits_from_float(value), sign = (bits >> 16) & 0x8000u,

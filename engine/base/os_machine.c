@@ -33,7 +33,7 @@ static void limit_cores(const char *text, ms_machine *machine)
     if (sscanf(text, "%llu %llu", &quota, &period) != 2 || period == 0) return;
     unsigned long long cores = (quota + period - 1) / period;
     if (cores >= 1 && cores < machine->cores) machine->cores = (uint32_t)cores;
-    if (cores >= 1 && cores < machine->host_cores) machine->host_cores = (uint32_t)cores;
+    if (cores >= 1 && cores < machine->node_cores) machine->node_cores = (uint32_t)cores;
 }
 
 /* memory.max: bytes, or "max" for no limit. */
@@ -83,14 +83,14 @@ static void find_model(ms_machine *machine)
     snprintf(machine->cpu, sizeof machine->cpu, "%.*s", (int)strcspn(name, "\n"), name);
 }
 
-/* Asked anew each time: affinity and cgroup limits may change while a process runs. *out is written
- * only when all is known. */
+/* Asked again each time: affinity and cgroup limits may change while a process runs. *out is
+ * written only when all is known. */
 int ms_os_machine(ms_machine *out)
 {
     ms_machine machine = { 0 };
     cpu_set_t allowed;
     long count = sysconf(_SC_NPROCESSORS_ONLN);
-    machine.cores = machine.host_cores = count > 0 ? (uint32_t)count : 1;
+    machine.cores = machine.node_cores = count > 0 ? (uint32_t)count : 1;
     /* With more processors than the set has bits it fails, and the count is still right. */
     if (sched_getaffinity(0, sizeof allowed, &allowed) == 0)
         machine.cores = (uint32_t)CPU_COUNT(&allowed);

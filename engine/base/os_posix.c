@@ -340,7 +340,7 @@ static uint64_t clock_read(clockid_t clock)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Of the machine, not of the process: times of ranks on one host can be compared. */
+/* Of the machine, not of the process: times of ranks on one node can be compared. */
 static uint64_t os_monotonic_ns(void *user)
 {
     (void)user;
@@ -376,7 +376,7 @@ static void *thread_main(void *argument)
 }
 
 /* A new thread inherits the mask of its starter, so all signals are blocked around the start:
- * handlers of the host program and of Lua run on the host program's threads only. */
+ * handlers of the application and of Lua run on the application's threads only. */
 static int os_thread_start(void *user, const char *name, void (*run)(void *), void *argument,
                            ms_os_thread **out)
 {
@@ -535,7 +535,7 @@ const ms_os *ms_os_posix(void)
         .tcp_await = ms_os_tcp_await,
         .tcp_take = ms_os_tcp_take,
         .addresses = ms_os_addresses,
-        .host = ms_os_host,
+        .node_id = ms_os_node_id,
         .monotonic_ns = os_monotonic_ns,
         .realtime_ns = os_realtime_ns,
         .thread_start = os_thread_start,

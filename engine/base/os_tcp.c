@@ -1,5 +1,5 @@
-/* os_tcp.c: the part of the operating-system table that reaches other hosts: streams of bytes over
- * TCP, the addresses of this host, and what tells this host from others. */
+/* os_tcp.c: the part of the operating-system table that reaches other nodes: streams of bytes over
+ * TCP, the addresses of this node, and what tells this node from others. */
 #include "base/os_tcp.h"
 
 #include <errno.h>
@@ -60,10 +60,10 @@ static int wait_for(int descriptor, short events, uint64_t limit)
 
 /* -------------------------------------------------------------- connections */
 
-/* What was lost on the way is sent anew within a second: TCP doubles its waits each time, and after
- * two seconds without a network the next one may be three seconds away, in which signs of life
- * would be missed. Linux bounds these waits from 6.15 on. An older one at least does not double
- * them where little is on its way. */
+/* What was lost on the way is sent again within a second: TCP doubles its waits each time, and
+ * after two seconds without a network the next one may be three seconds away, in which signs of
+ * life would be missed. Linux bounds these waits from 6.15 on. An older one at least does not
+ * double them where little is on its way. */
 static void bound_waits(int descriptor)
 {
     int on = 1, most_ms = 1000;
@@ -84,14 +84,14 @@ static int give(int descriptor, ms_file **out)
 }
 
 /* Numeric addresses and names, of both families. flags: AI_PASSIVE to listen. */
-static int look_up(const char *host, uint16_t port, int flags, struct addrinfo **out)
+static int look_up(const char *name, uint16_t port, int flags, struct addrinfo **out)
 {
     char service[8];
     struct addrinfo wish = { .ai_family = AF_UNSPEC,
                              .ai_socktype = SOCK_STREAM,
                              .ai_flags = flags | AI_NUMERICSERV };
     snprintf(service, sizeof service, "%u", port);
-    int error = getaddrinfo(host, service, &wish, out);
+    int error = getaddrinfo(name, service, &wish, out);
     if (error == 0) return 0;
     if (error == EAI_MEMORY) return -ENOMEM;
     return error == EAI_SYSTEM ? -errno : -EHOSTUNREACH;
@@ -179,12 +179,12 @@ static int connect_to(const struct addrinfo *at, uint64_t limit)
 }
 
 /* Tries all addresses of the name in their order; the last failure is the answer. */
-int ms_os_tcp_connect(void *user, const char *host, uint16_t port, uint64_t timeout_ns,
+int ms_os_tcp_connect(void *user, const char *name, uint16_t port, uint64_t timeout_ns,
                       ms_file **out)
 {
     (void)user;
     struct addrinfo *found = NULL;
-    int error = look_up(host, port, 0, &found);
+    int error = look_up(name, port, 0, &found);
     if (error) return error;
     uint64_t limit = limit_of(timeout_ns);
     int descriptor = -EHOSTUNREACH;
@@ -279,11 +279,11 @@ static void write_address(const struct sockaddr *at, char *text, size_t bytes)
     if ((at->sa_family != AF_INET && at->sa_family != AF_INET6)
         || getnameinfo(at, length, text, (socklen_t)bytes, NULL, 0, NI_NUMERICHOST))
         *text = '\0';
-    /* Link-local addresses mean something only together with an interface of this host. */
+    /* Link-local addresses mean something only together with an interface of this node. */
     if (strchr(text, '%')) *text = '\0';
 }
 
-/* Those of interfaces that are up, IPv4 before IPv6, loopback last, since other hosts do not reach
+/* Those of interfaces that are up, IPv4 before IPv6, loopback last, since other nodes do not reach
  * it. */
 int ms_os_addresses(void *user, void (*one)(void *to, const char *interface, const char *address),
                     void *to)
@@ -323,9 +323,9 @@ static void read_namespace(const char *kind, char *text, size_t bytes)
     text[count > 0 ? count : 0] = '\0';
 }
 
-/* Two processes are on the same host if the kernel has started once for both, and they see the same
- * network, processes and name: a container is a host of its own. */
-int ms_os_host(void *user, ms_host_id *out)
+/* Two processes are on the same node if the kernel has started once for both, and they see the same
+ * network, processes and name: a container is a node of its own. */
+int ms_os_node_id(void *user, ms_node_id *out)
 {
     (void)user;
     struct utsname names;

@@ -75,8 +75,8 @@ void ms_lock_take(ms_lock *lock);
 void ms_lock_give(ms_lock *lock);
 
 /* Sets flush-to-zero for the calling thread's float arithmetic: denormals cost a hundred cycles and
- * carry no information here. Only for threads that the engine owns; the host's threads keep their
- * settings. */
+ * carry no information here. Only for threads that the engine owns; the application's threads keep
+ * their settings. */
 void ms_thread_flush_denormals(void);
 
 #endif

@@ -81,7 +81,7 @@ static void account(ms_group *group, const ms_comm_args *args)
         all[i]->calls++;
         all[i]->payload_bytes += args->payload_bytes;
         all[i]->wire_bytes += args->wire_bytes;
-        all[i]->between_hosts_bytes += args->between_hosts_bytes;
+        all[i]->between_nodes_bytes += args->between_nodes_bytes;
     }
 }
 
@@ -102,18 +102,18 @@ ms_traffic ms_comm_traffic(const ms_engine *engine, ms_collective_kind kind)
         sum.calls += one->calls;
         sum.payload_bytes += one->payload_bytes;
         sum.wire_bytes += one->wire_bytes;
-        sum.between_hosts_bytes += one->between_hosts_bytes;
+        sum.between_nodes_bytes += one->between_nodes_bytes;
     }
     return sum;
 }
 
 /* Tasks count while the host reads. */
-uint64_t ms_group_bytes_between_hosts(const ms_group *group)
+uint64_t ms_group_bytes_between_nodes(const ms_group *group)
 {
     return atomic_load_explicit(&group->between, memory_order_relaxed);
 }
 
-/* Recording starts anew each time; `check` lists what is recorded. */
+/* Recording starts again each time; `check` lists what is recorded. */
 void ms_comm_record(ms_engine *engine, bool on)
 {
     ms_comm *comm = ms_comm_of(engine);
@@ -200,17 +200,17 @@ static ms_status hold(ms_comm *comm, size_t bytes, const char *what, void **held
     return status ? status : ms_allocate(context, bytes, what, held);
 }
 
-/* The caller's lists of counts may be gone before the task runs. Counts of tasks cannot lie in the
+/* The caller's lists of counts may be gone before the task runs. Counts of tasks cannot be in the
  * arguments, whose size is fixed. A call of control without a task of the device needs its
  * arguments until it has run. */
 static ms_status hold_arguments(ms_comm *comm, const ms_collective *c, ms_comm_args *args,
                                 void **held)
 {
     size_t one = args->group->size * sizeof(int64_t);
-    if (args->by_hosts)
+    if (args->out_of_band)
         return ms_comm_runs_on_host(comm) || !args->group->control->has_others
                    ? MS_OK
-                   : hold(comm, sizeof(ms_host_carry), "numbers of hosts", held);
+                   : hold(comm, sizeof(ms_oob_call), "numbers of hosts", held);
     if (!c->counts) return MS_OK;
     ms_status status = hold(comm, 2 * one, "counts", held);
     if (status) return status;
@@ -253,7 +253,7 @@ static ms_status choose_stream(ms_group *group, const ms_comm_args *args, const 
     if (c->stream) return MS_OK;
     /* A stream with functions of the host costs a GPU's device a thread: one is for all groups,
      * whose calls have the same order on all ranks. */
-    if (args->by_hosts && !ms_comm_runs_on_host(group->comm))
+    if (args->out_of_band && !ms_comm_runs_on_host(group->comm))
         return ms_engine_stream_with(engine, "numbers", MS_PRIORITY_HIGH, out);
     /* The two streams of sends and receives are this rank's, not the group's. */
     if (ms_kind_is_pair(args->kind))
@@ -315,18 +315,18 @@ static const ms_task *task_of(const ms_comm *comm, const ms_comm_args *args)
 
 /* A call of control. It touches no storage, so no wait comes between it and the number before.
  * Without others there is nothing to carry, and the call only takes its place. */
-static ms_status enqueue_by_hosts(ms_comm *comm, ms_stream *stream, const ms_comm_args *args,
-                                  ms_host_carry *carry)
+static ms_status enqueue_out_of_band(ms_comm *comm, ms_stream *stream, const ms_comm_args *args,
+                                     ms_oob_call *carry)
 {
     const ms_task *task = &args->group->control->tasks[args->kind];
     if (ms_comm_runs_on_host(comm))
         return ms_stream_enqueue(stream, task, args, NULL, 0, cost_of(args), NULL);
     if (carry)
-        *carry = (ms_host_carry){ .stream = stream,
-                                  .task = task,
-                                  .seq = ms_stream_last(stream).seq + 1,
-                                  .script = ms_engine_script(comm->engine),
-                                  .args = *args };
+        *carry = (ms_oob_call){ .stream = stream,
+                                .task = task,
+                                .seq = ms_stream_last(stream).seq + 1,
+                                .script = ms_engine_script(comm->engine),
+                                .args = *args };
     ms_host_call call = {
         .name = task->name, .function = ms_comm_carry, .user = carry, .kind = task->kind
     };
@@ -347,8 +347,8 @@ static ms_status enqueue_of_tensors(ms_comm *comm, const ms_comm_args *args, con
 }
 
 /* Enqueues the task with the stream current for the moment, and puts the current stream and the
- * trace's label back also after a failure. What hosts share is carried by control and never by the
- * network. held: see hold_arguments. */
+ * trace's label back also after a failure. What ranks exchange out of band is carried by control
+ * and never by the network. held: see hold_arguments. */
 static ms_status put_on_stream(ms_comm *comm, ms_stream *stream, const ms_comm_args *args,
                                const ms_collective *c, void *held)
 {
@@ -358,8 +358,8 @@ static ms_status put_on_stream(ms_comm *comm, ms_stream *stream, const ms_comm_a
     if (status) return status;
     ms_stream *before = ms_engine_set_current(comm->engine, stream);
     uint32_t label = trace_label(comm, args);
-    status = args->by_hosts ? enqueue_by_hosts(comm, stream, args, held)
-                            : enqueue_of_tensors(comm, args, c);
+    status = args->out_of_band ? enqueue_out_of_band(comm, stream, args, held)
+                               : enqueue_of_tensors(comm, args, c);
     ms_trace_relabel(comm->engine, label);
     ms_engine_set_current(comm->engine, before);
     return status;
@@ -398,7 +398,7 @@ static ms_status add_record(ms_comm *comm, const ms_comm_args *args, const ms_co
                                 .count = args->count,
                                 .payload_bytes = args->payload_bytes,
                                 .wire_bytes = args->wire_bytes,
-                                .between_hosts_bytes = args->between_hosts_bytes,
+                                .between_nodes_bytes = args->between_nodes_bytes,
                                 .group = args->group,
                                 .channel = args->channel + 1u,
                                 .root = args->root,
@@ -409,7 +409,7 @@ static ms_status add_record(ms_comm *comm, const ms_comm_args *args, const ms_co
 }
 
 /* Addresses and dtypes. `travels` makes numbers of f32 memory 16-bit numbers on their way.
- * Addresses are read now and kept in the task: a storage that is dropped and refilled later lies
+ * Addresses are read now and kept in the task: a storage that is dropped and refilled later is
  * elsewhere, but a task that is enqueued keeps its memory. */
 static void describe_tensors(const ms_collective *c, ms_comm_args *args)
 {
@@ -425,7 +425,7 @@ static void describe_tensors(const ms_collective *c, ms_comm_args *args)
 }
 
 /* What ranks must agree on beside the fields of the call: how it is cut, and where results go. A
- * hash of counts is odd, and so never 0, which stands for no counts. all_to_all by counts: the
+ * hash of counts is odd, and so never 0, which represents no counts. all_to_all by counts: the
  * counts differ, and each rank tells the others its longest part. */
 static void describe_counts(const ms_group *group, const ms_collective *c, ms_comm_args *args)
 {
@@ -451,7 +451,7 @@ static void describe(ms_group *group, const ms_collective *c, ms_comm_args *args
     args->rooted = ms_kind_has_root(args->kind) || ms_kind_is_pair(args->kind);
     args->root = args->rooted ? c->root : 0;
     args->bucket = c->bucket;
-    args->standing = c->standing;
+    args->fixed_address = c->fixed_address;
     args->timeout_ns = c->timeout_ns;
     args->factor = c->factor;
     describe_counts(group, c, args);
@@ -512,7 +512,7 @@ static ms_status check_transport(const ms_group *group, const ms_comm_args *args
  * communicator once. */
 static ms_status prepare_transport(ms_group *group, const ms_comm_args *args)
 {
-    if (args->by_hosts) return MS_OK;
+    if (args->out_of_band) return MS_OK;
     ms_status status = check_transport(group, args);
     if (status || group->prepared || !group->transport->prepare) return status;
     if (ms_kind_is_pair(args->kind))
@@ -543,8 +543,8 @@ static void number_call(ms_group *group, ms_comm_args *args)
 /* Sends and receives are calls of two members, of which the others know nothing. */
 static bool may_be_graph(const ms_comm_args *args)
 {
-    return args->standing && args->group->comm->has_graphs && args->group->transport->choose
-           && !args->by_hosts && !args->by_counts && args->count > 0
+    return args->fixed_address && args->group->comm->has_graphs && args->group->transport->choose
+           && !args->out_of_band && !args->by_counts && args->count > 0
            && !ms_kind_is_pair(args->kind);
 }
 
@@ -552,7 +552,7 @@ static bool may_be_graph(const ms_comm_args *args)
 static void count_between(const ms_group *group, ms_comm_args *args)
 {
     if (group->topology)
-        args->between_hosts_bytes =
+        args->between_nodes_bytes =
             ms_bytes_between(group->topology, args, group->comm->sum_by_ranks);
 }
 
@@ -576,7 +576,7 @@ static ms_status end_for_counts(ms_group *group, ms_comm_args *args, uint32_t me
 }
 
 /* all_to_all by counts, over a transport that would wait for ever or write past a tensor where the
- * counts differ: the hosts compare them first. It costs an exchange between hosts, but waits for no
+ * counts differ: the hosts compare them first. It costs an exchange between ranks, but waits for no
  * computation. */
 static ms_status compare_counts(ms_group *group, ms_comm_args *args, const ms_collective *c)
 {
@@ -653,7 +653,7 @@ ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collectiv
     /* Taken at once: the host enqueues nothing in between. */
     ms_point point = ms_stream_last(stream);
     /* A barrier moves next to nothing. */
-    if (group->size > 1 && !args->by_hosts && args->kind != MS_BARRIER && comm->multiprocessors)
+    if (group->size > 1 && !args->out_of_band && args->kind != MS_BARRIER && comm->multiprocessors)
         ms_stream_take(stream, comm->multiprocessors);
     note_call(group, args, held, point);
     if (ready) *ready = point;

@@ -59,7 +59,7 @@ struct ms_control {
     uint64_t (*entered)(ms_comm *comm, const ms_comm_args *args);
     void (*landed)(ms_comm *comm, uint64_t place);
     uint64_t (*look)(ms_comm *comm, const ms_comm_args *args, ms_awaited *awaited);
-    /* The calls that control carries itself (ms_comm_args.by_hosts), by kind: all_gather,
+    /* The calls that control carries itself (ms_comm_args.out_of_band), by kind: all_gather,
      * all_reduce, broadcast and split of bytes in host memory. A member's numbers are in its place
      * of `out` already. They run on a stream, in order with the other calls of their channel. */
     const ms_task *tasks;
@@ -75,8 +75,8 @@ struct ms_control {
     void (*close)(ms_comm *comm);
 };
 
-/* host: among the ranks of one host, over memory files. hosts: of several hosts, over the memory
- * files of each and connections between their keepers. none: a rank alone, or in a fake world. */
-extern const ms_control ms_control_host, ms_control_hosts, ms_control_none;
+/* node: among the ranks of one node, over memory files. nodes: of several nodes, over the memory
+ * files of each and connections between their agents. none: a rank alone, or in a fake world. */
+extern const ms_control ms_control_shm, ms_control_cluster, ms_control_none;
 
 #endif

@@ -1,7 +1,7 @@
 /* flow.c: how each kind of collective cuts tensors into parts. */
 #include "comm/flow.h"
 
-/* Without counts, total divides by parts: arguments.c has checked it. With counts, the parts lie
+/* Without counts, total divides by parts: arguments.c has checked it. With counts, the parts are
  * one after another, without gaps. */
 void ms_flow_part(const int64_t *counts, uint64_t total, uint32_t parts, uint32_t index,
                   uint64_t *begin, uint64_t *length)

@@ -31,7 +31,7 @@ static void free_group(ms_context *context, ms_group *group)
 /* In a forked child the membership is the parent's: only memory is given back. The transport closes
  * before control, as it may still use control's files. Its closing may wait for peers, so they hear
  * before it that this rank makes no more calls. The engine calls it before its streams stop, but
- * after they have come to rest. Numbers of hosts that were never read go here. */
+ * after they have come to rest. Numbers out of band that were never read go here. */
 static void comm_free(ms_engine *engine, void *object)
 {
     ms_comm *comm = object;
@@ -188,7 +188,7 @@ bool ms_group_leave(ms_group *group)
         past->calls += own->calls;
         past->payload_bytes += own->payload_bytes;
         past->wire_bytes += own->wire_bytes;
-        past->between_hosts_bytes += own->between_hosts_bytes;
+        past->between_nodes_bytes += own->between_nodes_bytes;
     }
     begin_change(comm);
     comm->groups[group->place] = NULL;
@@ -212,31 +212,31 @@ void ms_group_release(ms_group *group)
     if (group) group->users--;
 }
 
-void ms_comm_place(ms_comm *comm, const uint16_t *host_of, uint32_t ranks, bool sum_by_ranks)
+void ms_comm_place(ms_comm *comm, const uint16_t *node_of, uint32_t ranks, bool sum_by_ranks)
 {
-    comm->has_hosts = true;
+    comm->has_nodes = true;
     comm->sum_by_ranks = sum_by_ranks;
-    memcpy(comm->host_of, host_of, ranks * sizeof *host_of);
+    memcpy(comm->node_of, node_of, ranks * sizeof *node_of);
 }
 
-/* At the group's first call: the world is made before control knows of hosts. */
+/* At the group's first call: the world is made before control knows of nodes. */
 ms_status ms_group_place(ms_group *group)
 {
     const ms_comm *comm = group->comm;
     void *memory = NULL;
-    if (!comm->has_hosts || !group->transport->by_hosts || group->topology) return MS_OK;
+    if (!comm->has_nodes || !group->transport->by_nodes || group->topology) return MS_OK;
     ms_status status =
         ms_allocate(ms_engine_context(comm->engine), sizeof(ms_topology), "group", &memory);
     if (status) return status;
     group->topology = memory;
-    ms_topology_find(group->topology, comm->host_of, group);
+    ms_topology_find(group->topology, comm->node_of, group);
     return MS_OK;
 }
 
-uint32_t ms_group_host(const ms_group *group, uint32_t rank)
+uint32_t ms_group_node(const ms_group *group, uint32_t rank)
 {
     const ms_comm *comm = group->comm;
-    return comm->has_hosts ? comm->host_of[group->members[rank]] : 0;
+    return comm->has_nodes ? comm->node_of[group->members[rank]] : 0;
 }
 
 /* Control first: a transport may use what it has. */
@@ -329,7 +329,8 @@ ms_status ms_comm_verify(ms_comm *comm)
     return status;
 }
 
-/* Hosts ask between steps, so that a rank without collectives in a step learns of the end, too. */
+/* The host asks between steps, so that a rank without collectives in a step learns of the end, too.
+ */
 ms_status ms_comm_check(ms_engine *engine)
 {
     ms_comm *comm = ms_comm_of(engine);
@@ -383,7 +384,7 @@ const char *ms_channel_name(uint32_t channel)
     return channel >= 1 && channel <= MS_CHANNELS ? names[channel - 1] : "unknown";
 }
 
-uint32_t ms_group_standing(ms_group *group) { return ++group->comm->standing; }
+uint32_t ms_group_fixed_address(ms_group *group) { return ++group->comm->fixed_address; }
 bool ms_group_uses_graphs(const ms_group *group) { return group->comm->has_graphs; }
 
 /* A stream of its own for each group and channel, so that none waits for another, as long as there

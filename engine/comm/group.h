@@ -9,9 +9,9 @@ ms_status ms_comm_new(ms_engine *engine, const ms_membership *membership, ms_gro
 ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t rank, uint32_t size,
                        const uint32_t *members, ms_group **out);
 ms_comm *ms_comm_of(const ms_engine *engine);
-/* The ranks are on these hosts (for `open` of control, or after it). */
-void ms_comm_place(ms_comm *comm, const uint16_t *host_of, uint32_t ranks, bool sum_by_ranks);
-/* Makes the group's topology, if it has hosts and lacks one. */
+/* The ranks are on these nodes (for `open` of control, or after it). */
+void ms_comm_place(ms_comm *comm, const uint16_t *node_of, uint32_t ranks, bool sum_by_ranks);
+/* Makes the group's topology, if it has nodes and lacks one. */
 ms_status ms_group_place(ms_group *group);
 /* As ms_comm_check. */
 ms_status ms_comm_verify(ms_comm *comm);

@@ -1,4 +1,4 @@
-/* oob.c: numbers that hosts share: copied into host memory, which the membership owns until
+/* oob.c: numbers exchanged out of band: copied into host memory, which the membership owns until
  * control has carried them and the host has read the result. */
 #include "comm/oob.h"
 
@@ -24,7 +24,7 @@ static void sweep(ms_comm *comm)
 }
 
 /* Control carries few kinds, dtypes and operations; others are refused on every rank alike. Plans
- * and ids need no more. A new dtype or operation needs its case in host/exchange.c. */
+ * and ids need no more. A new dtype or operation needs its case in control/shm/oob.c. */
 static ms_status check(ms_group *group, const ms_sharing *sharing)
 {
     bool reduces = sharing->kind == MS_ALL_REDUCE;
@@ -65,7 +65,7 @@ static void lay_out(const ms_group *group, const ms_sharing *sharing, const void
     args->dtype = args->memory = (uint8_t)sharing->dtype;
     args->count = sharing->count * (gathers ? group->size : 1);
     args->payload_bytes = bytes;
-    args->by_hosts = true;
+    args->out_of_band = true;
     /* In an all_gather each rank has its place; otherwise the numbers are combined where they are.
      */
     char *own = gathers ? result + group->rank * bytes : result;
@@ -145,7 +145,7 @@ ms_status ms_group_share_split(ms_group *group, uint64_t hash, ms_split_words *w
     if (status) return status;
     memcpy(shared->result, words, sizeof *words);
     ms_comm_args args = { .counts_hash = hash,
-                          .by_hosts = true,
+                          .out_of_band = true,
                           .dtype = MS_U8,
                           .memory = MS_U8,
                           .in = shared->result,

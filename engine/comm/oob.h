@@ -8,7 +8,7 @@
  * its own kind. hash: what must agree beside it. Blocks. */
 ms_status ms_group_share_split(ms_group *group, uint64_t hash, ms_split_words *words);
 /* cpu/oob_task.c */
-/* An ms_host_function; user: an ms_host_carry, in place until the call's point is reached, or NULL:
+/* An ms_host_function; user: an ms_oob_call, in place until the call's point is reached, or NULL:
  * nothing is carried. */
 ms_status ms_comm_carry(void *user, char *message, size_t bytes);
 

@@ -89,15 +89,16 @@ ms_activity *ms_rendezvous_activity(ms_rendezvous *rendezvous, uint32_t rank)
 void ms_rendezvous_judge(ms_rendezvous *rendezvous) { rendezvous->kind->judge(rendezvous); }
 
 /* A supervisor looks at each tick; the text says which peer waits and in which call. */
-bool ms_rendezvous_suspect(ms_rendezvous *rendezvous, uint32_t rank, char text[MS_SUSPICION_BYTES])
+bool ms_rendezvous_hang_report(ms_rendezvous *rendezvous, uint32_t rank,
+                               char text[MS_HANG_REPORT_BYTES])
 {
-    return rendezvous->kind->suspect(rendezvous, rank, text);
+    return rendezvous->kind->hang_report(rendezvous, rank, text);
 }
 
-/* Until then, further suspicions of this rank are dropped. */
-void ms_rendezvous_acquit(ms_rendezvous *rendezvous, uint32_t rank)
+/* Until then, further hang reports of this rank are dropped. */
+void ms_rendezvous_dismiss_hang_report(ms_rendezvous *rendezvous, uint32_t rank)
 {
-    rendezvous->kind->acquit(rendezvous, rank);
+    rendezvous->kind->dismiss_hang_report(rendezvous, rank);
 }
 
 /* Signal handlers call it, too, so it neither waits nor retries; a request that comes while one of

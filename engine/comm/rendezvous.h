@@ -37,8 +37,8 @@ typedef struct ms_rendezvous_kind {
     void (*left)(ms_rendezvous *rendezvous, uint32_t rank);
     ms_activity *(*activity)(ms_rendezvous *rendezvous, uint32_t rank);
     void (*judge)(ms_rendezvous *rendezvous);
-    bool (*suspect)(ms_rendezvous *rendezvous, uint32_t rank, char text[MS_SUSPICION_BYTES]);
-    void (*acquit)(ms_rendezvous *rendezvous, uint32_t rank);
+    bool (*hang_report)(ms_rendezvous *rendezvous, uint32_t rank, char text[MS_HANG_REPORT_BYTES]);
+    void (*dismiss_hang_report)(ms_rendezvous *rendezvous, uint32_t rank);
     void (*request)(ms_rendezvous *rendezvous, ms_request kind, uint8_t value);
     const char *(*folder)(const ms_rendezvous *rendezvous, char *text, size_t bytes);
 } ms_rendezvous_kind;
@@ -51,8 +51,8 @@ struct ms_rendezvous {
     uint32_t ranks;
 };
 
-/* host: the ranks of one host, over memory files. hosts: of several. */
-extern const ms_rendezvous_kind ms_rendezvous_host, ms_rendezvous_hosts;
-#define MS_HOST_PREFIX "local1:"
+/* node: the ranks of one node, over memory files. nodes: of several. */
+extern const ms_rendezvous_kind ms_rendezvous_shm, ms_rendezvous_cluster;
+#define MS_SHM_PREFIX "local1:"
 
 #endif

@@ -22,7 +22,7 @@
 #include "comm/oob.h"
 #include "comm/transport_table.h"
 
-/* Every number is a rank of the group, and none stands twice. *total: how many there are. Ranks
+/* Every number is a rank of the group, and none is twice. *total: how many there are. Ranks
  * that are in no part are allowed: they take part in the call and get no group. */
 static ms_status check_parts(ms_group *group, uint32_t parts, const uint32_t *sizes,
                              const uint32_t *ranks, uint32_t *total)

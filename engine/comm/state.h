@@ -62,7 +62,7 @@ typedef struct ms_channel {
     ms_stream *stream;
     ms_point last;   /* the collective before the next one */
     uint64_t number; /* collectives enqueued */
-    uint64_t phase;  /* tasks: where this channel's phase counters stand between collectives */
+    uint64_t phase;  /* tasks: where this channel's phase counters are between collectives */
     uint64_t flight; /* tasks: place in the flight record */
     bool populated;  /* tasks: the staging area has pages */
 } ms_channel;
@@ -93,9 +93,9 @@ struct ms_group {
     uint64_t lists;
     uint64_t closings; /* how often it was closed */
     bool closed;       /* the next split of its parent with these lists gives it again */
-    uint32_t users;    /* who holds it on this rank: handles of the host, models, graphs */
+    uint32_t users;    /* who holds it on this rank: handles of the application, models, graphs */
     ms_ids others;     /* numbers that go with it: without other ranks, those of the other parts */
-    /* The members by hosts; NULL before the first call, and where all ranks are on one host. */
+    /* The members by nodes; NULL before the first call, and where all ranks are on one node. */
     ms_topology *topology;
     /* Bit set of the membership's groups that contain all members of this one, itself included. */
     uint64_t around[MS_GROUP_WORDS];
@@ -105,7 +105,7 @@ struct ms_group {
     void *transport_state;    /* the transport's, which its close frees */
     ms_channel channels[MS_CHANNELS];
     ms_traffic traffic[MS_COLLECTIVES + 1];
-    _Atomic uint64_t between; /* tasks: bytes that this rank has sent to other hosts */
+    _Atomic uint64_t between; /* tasks: bytes that this rank has sent to other nodes */
 };
 
 /* Classes of kinds. They take a uint8_t, as kinds are stored in arguments and flight records. */
@@ -133,10 +133,10 @@ typedef struct ms_comm_args {
     uint8_t memory; /* dtype in memory: dtype, or f32 where numbers are rounded on their way */
     bool rooted, by_counts;   /* root counts; cut by counts, on every rank */
     bool everywhere_in_place; /* all_reduce: out is in; part of counts_hash */
-    bool by_hosts;            /* in and out are host memory, and control carries the call */
+    bool out_of_band;         /* in and out are host memory, and control carries the call */
     uint32_t root;
     int32_t bucket;
-    uint32_t standing; /* ms_collective.standing */
+    uint32_t fixed_address; /* ms_collective.fixed_address */
     /* The transport launches the call as this graph of its own, counted from 1; 0: by itself. Part
      * of what must agree, as ranks that do one and the other would wait for each other. */
     uint32_t graph;
@@ -148,7 +148,7 @@ typedef struct ms_comm_args {
     uint64_t order; /* calls before of all groups around this one: all members have made the same */
     char *in, *out;
     const int64_t *counts, *receive_counts; /* kept by the membership until the task is done */
-    uint64_t payload_bytes, wire_bytes, between_hosts_bytes, timeout_ns;
+    uint64_t payload_bytes, wire_bytes, between_nodes_bytes, timeout_ns;
     uint64_t value; /* all_to_all by counts: the longest part */
     double factor;
     char label[32], script[64];
@@ -160,22 +160,22 @@ static inline bool ms_pair_is_upward(const ms_comm_args *args)
     return (args->kind == MS_SEND) == (args->root > args->group->rank);
 }
 
-/* cpu/by_host.c: a call of control (ms_comm_args.by_hosts) on a device whose tasks are not
+/* cpu/oob_task.c: a call of control (ms_comm_args.out_of_band) on a device whose tasks are not
  * functions of the host. */
-typedef struct ms_host_carry {
+typedef struct ms_oob_call {
     ms_stream *stream;
     const ms_task *task; /* control's */
     uint64_t seq;        /* of the call in the stream */
     uint32_t script;
     ms_comm_args args;
-} ms_host_carry;
+} ms_oob_call;
 /* Host memory that a task reads, freed once the point is reached. */
 typedef struct ms_held {
     ms_point point;
     void *memory;
 } ms_held;
 
-/* Numbers that hosts share. */
+/* Numbers exchanged out of band. */
 typedef struct ms_shared ms_shared;
 struct ms_shared {
     ms_shared *next;
@@ -188,7 +188,7 @@ struct ms_shared {
 /* A rank's membership in a job: one control and one transport, and the groups of this rank. The
  * engine owns it (MS_SLOT_COMM), and frees it with its groups. A group that all ranks have dropped
  * is freed, and leaves its place, its number and its streams to a later one (split.c). Tasks that
- * look at groups which are not their own stand between ms_groups_read and ms_groups_read_end. */
+ * look at groups which are not their own are between ms_groups_read and ms_groups_read_end. */
 struct ms_comm {
     ms_engine *engine;
     const ms_control *control;
@@ -200,12 +200,12 @@ struct ms_comm {
     ms_comm_options options;
     /* Control's open sets it: how long a call may wait for peers; 0: there is no limit. */
     uint64_t timeout_ns;
-    /* What is known of hosts: that of each rank, and how reductions add over several. */
-    bool has_hosts, sum_by_ranks;
-    uint16_t host_of[MS_LOCAL_RANKS_MAX];
+    /* What is known of nodes: that of each rank, and how reductions add over several. */
+    bool has_nodes, sum_by_ranks;
+    uint16_t node_of[MS_LOCAL_RANKS_MAX];
     /* See ms_comm_use_graphs: it was called; calls may become graphs, on all ranks. */
     bool graphs_asked, has_graphs;
-    uint32_t standing;                 /* numbers handed out by ms_group_standing */
+    uint32_t fixed_address;            /* numbers handed out by ms_group_fixed_address */
     bool aborted;                      /* the transport's abort was called */
     int64_t process;                   /* a forked child has this record, but is no rank */
     ms_group *groups[MS_GROUP_PLACES]; /* NULL: the place is free */
@@ -290,7 +290,7 @@ _Static_assert(0 MS_COMM_LIST(MS_COMM_ONE, ) == MS_COLLECTIVES - 1, "every kind 
     {                                   \
         MS_COMM_LIST(MS_COMM_TASK, run) \
     }
-#define MS_HOST_TASKS(run)                                                                \
+#define MS_SHM_TASKS(run)                                                                 \
     {                                                                                     \
         MS_COMM_TASK(MS_ALL_REDUCE, "all_reduce", run)                                    \
         MS_COMM_TASK(MS_ALL_GATHER, "all_gather", run)                                    \

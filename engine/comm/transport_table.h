@@ -32,8 +32,8 @@ struct ms_transport {
     /* Whether its tasks find out that ranks disagree about the counts of an all_to_all. Otherwise
      * the hosts compare them before the call. */
     bool compares_counts;
-    /* Whether ranks of one host send to others what hosts/topology.h says; that is counted then. */
-    bool by_hosts;
+    /* Whether ranks of one node send to others what topology.h says; that is counted then. */
+    bool by_nodes;
     const ms_task *tasks; /* one for each kind */
     /* The same for devices of another family, whose memory it moves, too; NULL: there is none. */
     const struct ms_kernels *other; /* exec/device.h */
@@ -71,9 +71,9 @@ struct ms_transport {
     void (*close)(ms_comm *comm);
 };
 
-/* local: between the ranks of one host; hosts: of several, over MPI; fake: in a world without the
+/* local: between the ranks of one node; nodes: of several, over MPI; fake: in a world without the
  * others; nccl: by NCCL. */
-extern const ms_transport ms_transport_local, ms_transport_hosts, ms_transport_fake,
+extern const ms_transport ms_transport_local, ms_transport_mpi, ms_transport_fake,
     ms_transport_nccl;
 
 #endif

@@ -105,7 +105,7 @@ static ms_status make_bucket(ms_reducer *reducer, const uint32_t *positions, uin
     bucket->engine = reducer->engine;
     bucket->group = reducer->group;
     bucket->kind = MS_BUCKET_ALL_REDUCE;
-    out->standing = ms_group_standing(reducer->group);
+    out->fixed_address = ms_group_fixed_address(reducer->group);
     bucket->count = count;
     snprintf(bucket->label, sizeof bucket->label, "%.31s", reducer->parameters[positions[0]].name);
     ms_status status = list_parameters(reducer, positions, count, out);

@@ -6,7 +6,7 @@
 
 #include "base/assert.h"
 #include "ddp/unused.h"
-#include "hook/work.h"
+#include "hook/link_ops.h"
 #include "ops/values.h"
 
 /* ------------------------------------------------------------------- phases */
@@ -77,8 +77,8 @@ static ms_status run_hook(ms_reducer *reducer, ms_bucket_state *item)
     /* A script may put another buffer in its place on one rank alone, and in a join the factor
      * changes. */
     bool stays = item->plain || !reducer->hook;
-    bucket->standing =
-        stays && reducer->divisor == ms_group_size(reducer->group) ? item->standing : 0;
+    bucket->fixed_address =
+        stays && reducer->divisor == ms_group_size(reducer->group) ? item->fixed_address : 0;
     ms_status status;
     if (item->plain) status = reduce_plainly(reducer, bucket, &result);
     else if (reducer->hook)
@@ -122,7 +122,7 @@ static ms_status launch(ms_reducer *reducer, ms_bucket_state *item)
 }
 
 /* The end of a pass: the current stream waits for all results, so that what is enqueued after this
- * backward sees reduced gradients. The wait lies between the marks AT_WAIT and AT_READY; their
+ * backward sees reduced gradients. The wait is between the marks AT_WAIT and AT_READY; their
  * difference is the exposed communication. Unused parameters are settled after that wait, because
  * old gradients are copied back over results. */
 static ms_status finish(ms_reducer *reducer)

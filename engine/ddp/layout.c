@@ -69,7 +69,7 @@ ms_status ms_reducer_first_buckets(ms_reducer *reducer)
 
 /* --------------------------------------------------------------- rebuilding */
 
-/* All ranks get rank 0's numbers. Blocks. By hosts, on a channel of its own: the communication
+/* All ranks get rank 0's numbers. Blocks. Out of band, on a channel of its own: the communication
  * stream may still be busy with the last pass. */
 static ms_status take_from_first(ms_reducer *reducer, int64_t *numbers, uint32_t count)
 {

@@ -218,7 +218,7 @@ ms_status ms_reducer_on_gradient(void *user, ms_tensor *leaf)
 
 /* Takes over what the passes before have shown: how often each gradient of a static graph comes,
  * and which parameters the outputs of earlier forwards of the same backward did not reach. `absent`
- * of the earlier forward becomes `missed` before it is set anew. */
+ * of the earlier forward becomes `missed` before it is set again. */
 static void learn(ms_reducer *reducer)
 {
     bool first = reducer->static_graph && !reducer->counted && reducer->times.passes > 0;

@@ -44,8 +44,9 @@ static void free_parts(ms_reducer *reducer)
     ms_release(context, reducer);
 }
 
-/* The engine's destructor of the slot: all reducers that the host has not freed. The host's hook is
- * told before the reducer's parts go, since it may hold tensors of the engine. */
+/* The engine's destructor of the slot: all reducers that the application has not freed. The
+ * application's hook is told before the reducer's parts go, since it may hold tensors of the
+ * engine. */
 static void free_all(ms_engine *engine, void *first)
 {
     (void)engine;
@@ -346,7 +347,7 @@ ms_pass_stats ms_reducer_stats(ms_reducer *reducer) { return ms_times_stats(&red
 /* 0 where the chain has one link: all costs are its own. */
 uint32_t ms_reducer_links(const ms_reducer *reducer)
 {
-    return ms_accounts_links(reducer->times.accounts);
+    return ms_link_costs_links(reducer->times.costs);
 }
 
 ms_link_stats ms_reducer_link_stats(const ms_reducer *reducer, uint32_t link)

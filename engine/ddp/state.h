@@ -38,9 +38,10 @@ typedef struct ms_ddp_parameter {
 typedef struct ms_bucket_state {
     ms_bucket bucket;
     uint32_t *positions;
-    uint32_t pending;  /* parameters that are not ready yet */
-    bool plain;        /* of delayed parameters, which pass no hook */
-    uint32_t standing; /* ms_bucket.standing, where no script has a part in the reduction */
+    uint32_t pending; /* parameters that are not ready yet */
+    bool plain;       /* of delayed parameters, which pass no hook */
+    uint32_t
+        fixed_address; /* ms_bucket.fixed_address, where no script has a part in the reduction */
     /* Points at which the result is complete: [0] on the communication stream, [1] on another
      * stream that the hook has used (seq 0: none). */
     ms_point ready[2];
@@ -111,7 +112,7 @@ struct ms_reducer {
     bool shadow;          /* the rank has no more data and only joins the collectives */
     int32_t *uses;        /* of each parameter, for comparing them over the ranks */
     ms_times times;
-    /* The host has dropped its last reference; ms_reducer_sweep frees the reducer. */
+    /* The application has dropped its last reference; ms_reducer_sweep frees the reducer. */
     bool abandoned;
     char error[MS_ERROR_MESSAGE_BYTES]; /* the last one that ended a job; "" if there was none */
 };

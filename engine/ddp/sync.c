@@ -24,9 +24,9 @@ static void describe(const ms_reducer_parameter *parameter, char line[LINE_BYTES
              ms_tensor_describe(parameter->tensor, tensor, sizeof tensor));
 }
 
-/* Gathers `bytes` of `mine` from all ranks into all, in rank order. Blocks. By hosts: nothing waits
- * for the streams that compute, and a difference is found before the first collective of tensors
- * could hang on it. */
+/* Gathers `bytes` of `mine` from all ranks into all, in rank order. Blocks. Out of band: nothing
+ * waits for the streams that compute, and a difference is found before the first collective of
+ * tensors could hang on it. */
 static ms_status exchange(ms_group *group, const void *mine, size_t bytes, void *all)
 {
     ms_sharing sharing = {
@@ -46,7 +46,7 @@ static void list_ranks(const char *lines, uint32_t ranks, uint32_t like, char *t
 }
 
 /* Compares parameter `index` over the ranks; MS_ERROR_MISMATCH at a difference. A rank with fewer
- * parameters says "none". The text of rank 0 stands for all ranks that agree with it. */
+ * parameters says "none". The text of rank 0 represents all ranks that agree with it. */
 static ms_status compare_one(ms_group *group, const ms_reducer_parameter *parameters,
                              uint32_t count, uint32_t index, char *lines)
 {
@@ -93,7 +93,7 @@ static ms_status find_difference(ms_group *group, const ms_reducer_parameter *pa
     return status ? status : compare_one(group, parameters, count, low, lines);
 }
 
-/* hashes[i] becomes the hash of the first i parameters, never 0: 0 stands for a rank that has fewer
+/* hashes[i] becomes the hash of the first i parameters, never 0: 0 represents a rank that has fewer
  * parameters. The hash of a prefix is the seed of the next one, so a difference shows in all longer
  * prefixes, which the bisection relies on. */
 static void hash_prefixes(const ms_reducer_parameter *parameters, uint32_t count, uint64_t *hashes)

@@ -79,8 +79,8 @@ void ms_unused_close(ms_reducer *reducer)
 
 /* uses[i] becomes the maximum over all ranks of how often parameter i was used. Every rank issues
  * this collective, or the sequences of the ranks would differ. A rank that used every parameter
- * itself knows the answer: it does not read it, and so does not wait. It goes by hosts, on a stream
- * of its own, and starts while the devices still reduce. */
+ * itself knows the answer: it does not read it, and so does not wait. It goes out of band, on a
+ * stream of its own, and starts while the devices still reduce. */
 static ms_status share_uses(ms_reducer *reducer, bool read)
 {
     ms_sharing sharing = { .kind = MS_ALL_REDUCE,

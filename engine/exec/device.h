@@ -49,11 +49,11 @@ typedef struct ms_mark {
 
 /* A check for tests that tasks touch only what they declare (poison.h), for devices whose memory
  * the host can read and write. `before` and `after` run around the enqueueing of one task, `fill`
- * when a storage gets memory or gives it back. *aside is what `before` hands to `after`. */
+ * when a storage gets memory or gives it back. *saved is what `before` hands to `after`. */
 typedef struct ms_poison {
-    ms_status (*before)(ms_engine *engine, const ms_access *accesses, uint32_t count, void **aside);
+    ms_status (*before)(ms_engine *engine, const ms_access *accesses, uint32_t count, void **saved);
     ms_status (*after)(ms_engine *engine, const char *task, const ms_access *accesses,
-                       uint32_t count, void *aside);
+                       uint32_t count, void *saved);
     void (*fill)(ms_storage *storage);
 } ms_poison;
 
@@ -97,7 +97,7 @@ struct ms_device {
     void (*wait)(ms_stream *stream, const ms_wait *wait);
     bool (*reached)(const ms_stream *stream, uint64_t seq);
     void (*await)(ms_stream *stream, uint64_t seq); /* the host blocks until seq is reached */
-    /* See ms_engine_is_still. May be called on any thread. NULL: it is never known. */
+    /* See ms_engine_is_blocked. May be called on any thread. NULL: it is never known. */
     bool (*is_still)(const ms_engine *engine, uint32_t waiting, uint64_t *moves);
 
     /* A mark is passed in stream order, also on a stream that has failed. `mark_ns` is asked only

@@ -96,20 +96,20 @@ ms_status ms_storage_refill(ms_storage *storage, ms_stream *stream)
     return status;
 }
 
-ms_status ms_storage_refill_in(ms_storage *storage, ms_stream *stream, ms_room *room)
+ms_status ms_storage_refill_in(ms_storage *storage, ms_stream *stream, ms_static_block *fixed)
 {
     uint64_t uses[MS_STREAMS_MAX];
     ms_status status = check_refill(storage);
     MS_ASSERT(stream->engine == storage->engine);
     if (status) return status;
-    if (!ms_room_fits(room, storage))
+    if (!ms_static_block_fits(fixed, storage))
         return ms_engine_fail(storage->engine, MS_ERROR_STATE,
-                              "a storage of %zu bytes cannot use a room of %zu bytes%s",
-                              storage->bytes, room->bytes,
-                              room->storage                 ? ": another one does"
-                              : room->pool != storage->pool ? " of another pool"
-                                                            : "");
-    status = ms_room_enter(room, storage, stream, uses);
+                              "a storage of %zu bytes cannot use a fixed of %zu bytes%s",
+                              storage->bytes, fixed->bytes,
+                              fixed->storage                 ? ": another one does"
+                              : fixed->pool != storage->pool ? " of another pool"
+                                                             : "");
+    status = ms_static_block_enter(fixed, storage, stream, uses);
     if (!status) begin_again(storage, uses);
     return status;
 }
@@ -123,8 +123,8 @@ bool ms_storage_is_meta(const ms_storage *storage) { return storage->meta; }
 bool ms_storage_is_vacant(const ms_storage *storage, size_t begin, size_t end)
 {
     if (!storage->vacant || begin == end) return false;
-    ms_part_range range = ms_storage_parts(storage, begin, end);
-    for (const ms_part *part = range.first; part < range.end; part++)
+    ms_version_part_range range = ms_storage_parts(storage, begin, end);
+    for (const ms_version_part *part = range.first; part < range.end; part++)
         if (part->vacant) return true;
     return false;
 }
@@ -154,7 +154,7 @@ uint32_t ms_storage_access(ms_storage *storage, size_t begin, size_t end, uint8_
 
 /* Whether the bytes are all of the part. A restore of a part of a part leaves the rest as it was,
  * so it cannot bring the whole part back to a known state. */
-static bool covers(const ms_storage *storage, const ms_part *part, size_t begin, size_t end)
+static bool covers(const ms_storage *storage, const ms_version_part *part, size_t begin, size_t end)
 {
     size_t index = (size_t)(part - storage->parts);
     size_t from = index && storage->part_ends ? storage->part_ends[index - 1] : 0;
@@ -174,7 +174,7 @@ static bool same_bytes(ms_source a, ms_source b)
 void ms_storage_restore(ms_storage *storage, size_t begin, size_t end, const ms_storage *source,
                         size_t source_begin, size_t source_end, const char *task)
 {
-    ms_part_range range = ms_storage_parts(storage, begin, end);
+    ms_version_part_range range = ms_storage_parts(storage, begin, end);
     ms_source now = { .storage = source->serial,
                       .begin = source_begin,
                       .end = source_end,
@@ -182,7 +182,7 @@ void ms_storage_restore(ms_storage *storage, size_t begin, size_t end, const ms_
     uint32_t script = 0;
     const char *writer = ms_storage_written_by(source, source_begin, source_end, &script);
     uint64_t before = storage->writes;
-    for (ms_part *part = range.first; part < range.end; part++) {
+    for (ms_version_part *part = range.first; part < range.end; part++) {
         bool whole = covers(storage, part, begin, end);
         bool known = whole && same_bytes(part->source, now) && part->restored == part->version;
         ms_part_settle(storage, part);

@@ -6,7 +6,7 @@
 
 /* The device of the engine. */
 const ms_device *ms_engine_device_of(const ms_engine *engine);
-/* Whether it is the cuda device, or stands for it (ms_engine_options.for_gpu). What the host
+/* Whether it is the cuda device, or represents it (ms_engine_options.for_gpu). What the host
  * decides by the kind of device, it decides by this, so that a prediction of memory is right. */
 bool ms_engine_is_for_gpu(const ms_engine *engine);
 /* The kernels of a layer for the engine's device: one of `tables`, which end with NULL. Looked up

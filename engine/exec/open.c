@@ -181,9 +181,9 @@ ms_status ms_engine_new(const ms_engine_options *options, ms_error *error, ms_en
 
 /* The order matters. First all work ends, so that nothing touches what is freed. Then the layers'
  * objects go, from the highest slot to the lowest, as upper layers use lower ones. Then streams and
- * their threads, and marks. Storages close before the pool that their blocks lie in, and the device
+ * their threads, and marks. Storages close before the pool that their blocks are in, and the device
  * last, since the pool's memory is its own. The context is copied to the stack for the last
- * release, since it lies in the engine. */
+ * release, since it is in the engine. */
 void ms_engine_free(ms_engine *engine)
 {
     if (!engine) return;

@@ -10,7 +10,7 @@
  * (3) new memory while under the limit;
  * (4) any row of free neighbours, with waits; what is missing to it at the top of the arena is new
  *     memory;
- * (5) what the host's collector frees.
+ * (5) what the application's collector frees.
  * (4) comes before (3) in a pool that would grow for ever: see takes_any. One that grows late gets
  * a spare block with (3) or (4), once: see add_spare. Nothing here asks whether a use has happened,
  * so offsets and peak are the same in every run, with data or without.
@@ -210,7 +210,7 @@ ms_status ms_arena_new(ms_engine *engine, void *base, uint64_t bytes, ms_commit_
     return MS_OK;
 }
 
-/* Its storages must be gone, since their blocks lie in this pool. */
+/* Its storages must be gone, since their blocks are in this pool. */
 void ms_arena_free(ms_arena *arena)
 {
     if (!arena) return;
@@ -715,12 +715,12 @@ ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block 
 
 /* Gives a block back without waiting: it keeps the last use of each stream, and the next taker is
  * put after them. Free neighbours are joined at once, unless one of the two is to stay apart. The
- * block of a room stays the room's. */
+ * block of a static block stays its own. */
 void ms_pool_give(ms_pool *pool, ms_block *block, const uint64_t uses[MS_STREAMS_MAX], bool apart)
 {
     MS_ASSERT(!block->freed && ms_on_host(pool->engine));
-    if (block->room) {
-        ms_room_leave(block->room, uses);
+    if (block->fixed) {
+        ms_static_block_leave(block->fixed, uses);
         return;
     }
     note_step(pool);
@@ -783,7 +783,7 @@ bool ms_engine_under_pressure(const ms_engine *engine)
 
 /* The collector runs in proportion to the growth of memory, also of small memory, as loops over
  * small objects take no more than twice what they begin with; but not where its own work, which
- * goes with the host's heap, is more than what it could give back is worth. */
+ * goes with the application's heap, is more than what it could give back is worth. */
 void ms_engine_relieved(ms_engine *engine, uint64_t host_bytes)
 {
     uint64_t live = engine->memory.live, growth = live / 2;

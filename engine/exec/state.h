@@ -50,7 +50,7 @@ typedef struct ms_source {
 /* A part of a storage whose writes are counted together: a parameter, or the whole storage.
  * Versions serve backward, which compares them with those it has saved; cells serve ordering, and
  * there may be fewer of them. */
-typedef struct ms_part {
+typedef struct ms_version_part {
     uint64_t version;  /* number of the storage's write that was the last here */
     uint64_t recorded; /* number of the last write here that the tape recorded */
     const char *task;  /* the name of the last write's task, and its script line */
@@ -60,7 +60,7 @@ typedef struct ms_part {
     bool vacant;    /* not written since the refill */
     ms_source source;
     uint64_t restored; /* the version that the last restore left */
-} ms_part;
+} ms_version_part;
 
 typedef struct ms_block ms_block; /* a piece of an arena: pool.c */
 typedef struct ms_pool ms_pool;
@@ -84,7 +84,7 @@ struct ms_storage {
     uint32_t script; /* who made it */
     uint32_t cell_count, part_count;
     bool used;                    /* some task has declared it */
-    bool home;                    /* gradients lie here */
+    bool home;                    /* gradients are here */
     bool meta;                    /* never had memory */
     uint32_t vacant;              /* parts that are */
     uint32_t owner;               /* ms_engine_strings: who dropped it last */
@@ -95,11 +95,11 @@ struct ms_storage {
     void (*free_how)(void *how);
     void *note; /* see ms_storage_set_note */
     void (*free_note)(void *note);
-    ms_cell *cells;    /* &own, or an array */
-    size_t *ends;      /* NULL with one cell: where each cell ends, in bytes */
-    ms_part *parts;    /* &whole, or an array */
-    size_t *part_ends; /* NULL with one part: where each part ends, in bytes */
-    ms_part whole;
+    ms_cell *cells;         /* &own, or an array */
+    size_t *ends;           /* NULL with one cell: where each cell ends, in bytes */
+    ms_version_part *parts; /* &whole, or an array */
+    size_t *part_ends;      /* NULL with one part: where each part ends, in bytes */
+    ms_version_part whole;
     ms_cell own; /* last: see struct_take */
 };
 
@@ -159,12 +159,12 @@ struct ms_block {
     uint64_t offset, size;
     uint64_t freed;                /* when, as a count of frees; 0: in use */
     bool apart;                    /* free, and not joined with its neighbours: see pool.c */
-    ms_room *room;                 /* to which it belongs, or NULL */
+    ms_static_block *fixed;        /* to which it belongs, or NULL */
     uint64_t uses[MS_STREAMS_MAX]; /* of its former owners: what must be waited for */
 };
 
 /* A block that does not go back to its pool when its storage is dropped or released. */
-struct ms_room {
+struct ms_static_block {
     ms_pool *pool;
     ms_block *block;
     char *data;
@@ -271,9 +271,9 @@ struct ms_engine {
  * the device together with `what`. The caller has set the launch's name, task, arguments, accesses
  * and cost. kind: as in ms_task. */
 typedef void (*ms_hand)(ms_stream *stream, const ms_launch *launch, const void *what);
-typedef struct ms_part_range {
-    ms_part *first, *end;
-} ms_part_range;
+typedef struct ms_version_part_range {
+    ms_version_part *first, *end;
+} ms_version_part_range;
 /* Whether this is the host thread, to which hazards, the pool and reference counts belong. */
 static inline bool ms_on_host(const ms_engine *engine) { return engine->owner == ms_thread_mark(); }
 

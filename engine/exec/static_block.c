@@ -1,9 +1,8 @@
-/* static_block.c: rooms: memory that stays where it is, for storages that use it one after the
- * other.
+/* static_block.c: memory with a fixed address, which storages use one after the other.
  *
- * A room keeps its block until the room is freed. So its address does not depend on what else is
- * taken from the pool and given back meanwhile. Its memory counts as live while a storage uses it,
- * and otherwise as kept by the pool. */
+ * A static block keeps its block of the pool until it is freed. So its address does not depend on
+ * what else is taken from the pool and given back meanwhile. Its memory counts as live while a
+ * storage uses it, and otherwise as kept by the pool. */
 #include "exec/static_block.h"
 
 #include <string.h>
@@ -11,72 +10,72 @@
 #include "exec/pool.h"
 #include "exec/stream.h"
 
-ms_status ms_room_new(ms_storage *storage, ms_room **out)
+ms_status ms_static_block_new(ms_storage *storage, ms_static_block **out)
 {
     ms_engine *engine = storage->engine;
     void *memory = NULL;
-    MS_ASSERT(ms_on_host(engine) && storage->block && !storage->block->room);
-    ms_status status = ms_allocate(&engine->context, sizeof(ms_room), "a room", &memory);
+    MS_ASSERT(ms_on_host(engine) && storage->block && !storage->block->fixed);
+    ms_status status = ms_allocate(&engine->context, sizeof(ms_static_block), "a room", &memory);
     if (status) return status;
-    ms_room *room = memory;
-    *room = (ms_room){ .pool = storage->pool,
-                       .block = storage->block,
-                       .data = storage->data,
-                       .bytes = storage->bytes,
-                       .storage = storage };
-    storage->block->room = room;
-    *out = room;
+    ms_static_block *fixed = memory;
+    *fixed = (ms_static_block){ .pool = storage->pool,
+                                .block = storage->block,
+                                .data = storage->data,
+                                .bytes = storage->bytes,
+                                .storage = storage };
+    storage->block->fixed = fixed;
+    *out = fixed;
     return MS_OK;
 }
 
 /* A block that a storage still uses goes back to the pool when that storage is dropped or released.
  */
-void ms_room_free(ms_room *room)
+void ms_static_block_free(ms_static_block *fixed)
 {
-    if (!room) return;
-    ms_engine *engine = room->pool->engine;
-    ms_block *block = room->block;
+    if (!fixed) return;
+    ms_engine *engine = fixed->pool->engine;
+    ms_block *block = fixed->block;
     uint64_t uses[MS_STREAMS_MAX];
-    block->room = NULL;
-    if (!room->storage) {
+    block->fixed = NULL;
+    if (!fixed->storage) {
         memcpy(uses, block->uses, sizeof uses);
-        ms_pool_give(room->pool, block, uses, true);
+        ms_pool_give(fixed->pool, block, uses, true);
     }
-    ms_release(&engine->context, room);
+    ms_release(&engine->context, fixed);
 }
 
-bool ms_room_fits(const ms_room *room, const ms_storage *storage)
+bool ms_static_block_fits(const ms_static_block *fixed, const ms_storage *storage)
 {
-    return !room->storage && room->pool == storage->pool && storage->bytes <= room->bytes;
+    return !fixed->storage && fixed->pool == storage->pool && storage->bytes <= fixed->bytes;
 }
 
-size_t ms_room_bytes(const ms_room *room) { return room->bytes; }
-const ms_storage *ms_room_storage(const ms_room *room) { return room->storage; }
+size_t ms_static_block_bytes(const ms_static_block *fixed) { return fixed->bytes; }
+const ms_storage *ms_static_block_storage(const ms_static_block *fixed) { return fixed->storage; }
 
 /* Called by ms_pool_give in place of giving the block back. */
-void ms_room_leave(ms_room *room, const uint64_t uses[MS_STREAMS_MAX])
+void ms_static_block_leave(ms_static_block *fixed, const uint64_t uses[MS_STREAMS_MAX])
 {
-    MS_ASSERT(room->storage);
-    memcpy(room->block->uses, uses, room->pool->engine->stream_count * sizeof *uses);
-    room->storage = NULL;
+    MS_ASSERT(fixed->storage);
+    memcpy(fixed->block->uses, uses, fixed->pool->engine->stream_count * sizeof *uses);
+    fixed->storage = NULL;
 }
 
-ms_status ms_room_enter(ms_room *room, ms_storage *storage, ms_stream *stream,
-                        uint64_t uses[MS_STREAMS_MAX])
+ms_status ms_static_block_enter(ms_static_block *fixed, ms_storage *storage, ms_stream *stream,
+                                uint64_t uses[MS_STREAMS_MAX])
 {
-    MS_ASSERT(!storage->block && ms_room_fits(room, storage));
-    ms_engine *engine = room->pool->engine;
+    MS_ASSERT(!storage->block && ms_static_block_fits(fixed, storage));
+    ms_engine *engine = fixed->pool->engine;
     size_t bytes = engine->stream_count * sizeof *uses;
-    memcpy(uses, room->block->uses, bytes);
+    memcpy(uses, fixed->block->uses, bytes);
     for (uint16_t i = 0; i < engine->stream_count; i++) {
         if (i == stream->index || uses[i] <= stream->clock[i]) continue;
         ms_status status = ms_stream_wait_seq(stream, engine->streams[i], uses[i]);
         if (status) return status;
     }
-    memset(room->block->uses, 0, bytes);
-    room->storage = storage;
-    storage->block = room->block;
-    storage->data = room->data;
-    ms_pool_count_new(room->pool, storage->bytes);
+    memset(fixed->block->uses, 0, bytes);
+    fixed->storage = storage;
+    storage->block = fixed->block;
+    storage->data = fixed->data;
+    ms_pool_count_new(fixed->pool, storage->bytes);
     return MS_OK;
 }

@@ -246,8 +246,8 @@ ms_status ms_storage_split(ms_storage *storage, const size_t *ends, uint32_t par
     ms_status status = ms_allocate(&engine->context, cells * (sizeof(ms_cell) + sizeof(size_t)),
                                    "cells", &cell_memory);
     if (status) return status;
-    status = ms_allocate(&engine->context, parts * (sizeof(ms_part) + sizeof(size_t)), "parts",
-                         &part_memory);
+    status = ms_allocate(&engine->context, parts * (sizeof(ms_version_part) + sizeof(size_t)),
+                         "parts", &part_memory);
     if (status) {
         ms_release(&engine->context, cell_memory);
         return status;
@@ -288,12 +288,12 @@ ms_engine *ms_storage_engine(const ms_storage *storage) { return storage->engine
 
 /* -------------------------------------------------------------------- parts */
 
-/* The parts that bytes [begin, end) lie in, by binary search for the first. A storage of one part
+/* The parts that bytes [begin, end) are in, by binary search for the first. A storage of one part
  * has no ends to look up: nothing is compared then. */
-ms_part_range ms_storage_parts(const ms_storage *storage, size_t begin, size_t end)
+ms_version_part_range ms_storage_parts(const ms_storage *storage, size_t begin, size_t end)
 {
-    if (!storage->part_ends) return (ms_part_range){ storage->parts, storage->parts + 1 };
-    /* No bytes: the part in which they would lie, so that a write of an empty tensor counts. */
+    if (!storage->part_ends) return (ms_version_part_range){ storage->parts, storage->parts + 1 };
+    /* No bytes: the part in which they would be, so that a write of an empty tensor counts. */
     if (begin == end) end = begin + 1;
     uint32_t low = 0, high = storage->part_count;
     while (low < high) { /* the first that ends after `begin` */
@@ -304,28 +304,29 @@ ms_part_range ms_storage_parts(const ms_storage *storage, size_t begin, size_t e
     uint32_t last = low;
     while (last < storage->part_count && (last == 0 ? 0 : storage->part_ends[last - 1]) < end)
         last++;
-    return (ms_part_range){ storage->parts + low, storage->parts + (last > low ? last : low) };
+    return (ms_version_part_range){ storage->parts + low,
+                                    storage->parts + (last > low ? last : low) };
 }
 
 /* The newest write to any part of the range. */
 uint64_t ms_storage_version(const ms_storage *storage, size_t begin, size_t end)
 {
     uint64_t version = 0;
-    ms_part_range range = ms_storage_parts(storage, begin, end);
-    for (const ms_part *part = range.first; part < range.end; part++)
+    ms_version_part_range range = ms_storage_parts(storage, begin, end);
+    for (const ms_version_part *part = range.first; part < range.end; part++)
         if (part->version > version) version = part->version;
     return version;
 }
 
 /* `vacant` of the storage counts the parts that are, so both change together. */
-void ms_part_settle(ms_storage *storage, ms_part *part)
+void ms_part_settle(ms_storage *storage, ms_version_part *part)
 {
     if (part->vacant) storage->vacant--;
     part->vacant = false;
 }
 
 /* The version is the number of the write, so versions of one storage are unique and ascend. */
-void ms_part_write(ms_storage *storage, ms_part *part, const char *task, uint32_t script)
+void ms_part_write(ms_storage *storage, ms_version_part *part, const char *task, uint32_t script)
 {
     ms_part_settle(storage, part);
     part->version = storage->writes;
@@ -337,9 +338,9 @@ void ms_part_write(ms_storage *storage, ms_part *part, const char *task, uint32_
  * the pointer is kept. */
 void ms_storage_touch(ms_storage *storage, size_t begin, size_t end, const char *task)
 {
-    ms_part_range range = ms_storage_parts(storage, begin, end);
+    ms_version_part_range range = ms_storage_parts(storage, begin, end);
     storage->writes++;
-    for (ms_part *part = range.first; part < range.end; part++)
+    for (ms_version_part *part = range.first; part < range.end; part++)
         ms_part_write(storage, part, task, storage->engine->script);
 }
 
@@ -347,9 +348,9 @@ void ms_storage_touch(ms_storage *storage, size_t begin, size_t end, const char 
 const char *ms_storage_written_by(const ms_storage *storage, size_t begin, size_t end,
                                   uint32_t *script)
 {
-    ms_part_range range = ms_storage_parts(storage, begin, end);
-    const ms_part *last = NULL;
-    for (const ms_part *part = range.first; part < range.end; part++)
+    ms_version_part_range range = ms_storage_parts(storage, begin, end);
+    const ms_version_part *last = NULL;
+    for (const ms_version_part *part = range.first; part < range.end; part++)
         if (!last || part->version > last->version) last = part;
     *script = last ? last->script : 0;
     return last ? last->task : NULL;
@@ -360,8 +361,8 @@ const char *ms_storage_written_by(const ms_storage *storage, size_t begin, size_
 uint64_t ms_storage_recorded(const ms_storage *storage, size_t begin, size_t end)
 {
     uint64_t recorded = 0;
-    ms_part_range range = ms_storage_parts(storage, begin, end);
-    for (const ms_part *part = range.first; part < range.end; part++)
+    ms_version_part_range range = ms_storage_parts(storage, begin, end);
+    for (const ms_version_part *part = range.first; part < range.end; part++)
         if (part->recorded > recorded) recorded = part->recorded;
     return recorded;
 }
@@ -369,23 +370,25 @@ uint64_t ms_storage_recorded(const ms_storage *storage, size_t begin, size_t end
 /* The write that the tape has recorded is the last one, whose number storage->writes is. */
 void ms_storage_record(ms_storage *storage, size_t begin, size_t end)
 {
-    ms_part_range range = ms_storage_parts(storage, begin, end);
-    for (ms_part *part = range.first; part < range.end; part++) part->recorded = storage->writes;
+    ms_version_part_range range = ms_storage_parts(storage, begin, end);
+    for (ms_version_part *part = range.first; part < range.end; part++)
+        part->recorded = storage->writes;
 }
 
 /* Called in pairs: +1 when a running pass gets a read of these bytes to do, -1 when it has done
  * it. */
 void ms_storage_expect_reads(ms_storage *storage, size_t begin, size_t end, int change)
 {
-    ms_part_range range = ms_storage_parts(storage, begin, end);
-    for (ms_part *part = range.first; part < range.end; part++) part->reads += (uint32_t)change;
+    ms_version_part_range range = ms_storage_parts(storage, begin, end);
+    for (ms_version_part *part = range.first; part < range.end; part++)
+        part->reads += (uint32_t)change;
 }
 
 /* One part with a reader is enough, since a write of the range would reach it. */
 bool ms_storage_expects_reads(const ms_storage *storage, size_t begin, size_t end)
 {
-    ms_part_range range = ms_storage_parts(storage, begin, end);
-    for (const ms_part *part = range.first; part < range.end; part++)
+    ms_version_part_range range = ms_storage_parts(storage, begin, end);
+    for (const ms_version_part *part = range.first; part < range.end; part++)
         if (part->reads) return true;
     return false;
 }
@@ -393,15 +396,15 @@ bool ms_storage_expects_reads(const ms_storage *storage, size_t begin, size_t en
 /* Never taken back: a parameter is one as long as its memory. */
 void ms_storage_mark_parameter(ms_storage *storage, size_t begin, size_t end)
 {
-    ms_part_range range = ms_storage_parts(storage, begin, end);
-    for (ms_part *part = range.first; part < range.end; part++) part->parameter = true;
+    ms_version_part_range range = ms_storage_parts(storage, begin, end);
+    for (ms_version_part *part = range.first; part < range.end; part++) part->parameter = true;
 }
 
 /* True for a range that holds some other bytes as well. */
 bool ms_storage_is_parameter(const ms_storage *storage, size_t begin, size_t end)
 {
-    ms_part_range range = ms_storage_parts(storage, begin, end);
-    for (const ms_part *part = range.first; part < range.end; part++)
+    ms_version_part_range range = ms_storage_parts(storage, begin, end);
+    for (const ms_version_part *part = range.first; part < range.end; part++)
         if (part->parameter) return true;
     return false;
 }

@@ -128,7 +128,7 @@ ms_status ms_stream_native(ms_stream *stream, void **out)
 }
 
 /* False where the device cannot know: the caller then reports no deadlock. */
-bool ms_engine_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *moves)
+bool ms_engine_is_blocked(const ms_engine *engine, uint32_t waiting, uint64_t *moves)
 {
     return engine->device->is_still && engine->device->is_still(engine, waiting, moves);
 }
@@ -186,8 +186,8 @@ ms_status ms_stream_hand_over(ms_stream *stream, ms_launch *launch, uint8_t kind
     if (atomic_load_explicit(&engine->failed, memory_order_relaxed)) return ms_engine_check(engine);
     ms_status status = ms_hazard_before(stream, launch->name, accesses, count);
     if (status) return status;
-    void *aside = NULL;
-    if (poison) status = poison->before(engine, accesses, count, &aside);
+    void *saved = NULL;
+    if (poison) status = poison->before(engine, accesses, count, &saved);
     if (status) return status;
     launch->seq = stream->enqueued + 1;
     launch->script = engine->script;
@@ -207,7 +207,7 @@ ms_status ms_stream_hand_over(ms_stream *stream, ms_launch *launch, uint8_t kind
      * is. */
     engine->flops += launch->cost.flops;
     if (out) *out = (ms_point){ .stream = stream->index, .seq = launch->seq };
-    return poison ? poison->after(engine, launch->name, accesses, count, aside) : MS_OK;
+    return poison ? poison->after(engine, launch->name, accesses, count, saved) : MS_OK;
 }
 
 /* A task brings its arguments in the launch, so `what` is not used. */

@@ -22,17 +22,17 @@ bool ms_member_has_gradient(ms_member *member)
     bool has = member->filled || member->carried || held || member->outer;
     member->brought |= has;
     member->carried = false;
-    member->unsure = has                                  ? NULL
-                     : ms_flat_is_in_bucket(member->flat) ? member->gradient
-                                                          : member->reduced;
+    member->unsure = has                                        ? NULL
+                     : ms_flat_param_is_in_bucket(member->flat) ? member->gradient
+                                                                : member->reduced;
     return has;
 }
 
 /* Of parameters that all ranks share, or of those with a group of their own. */
 static bool takes_part(const ms_member *member, bool own)
 {
-    const ms_flat *flat = member->flat;
-    return flat->trainable && flat->own == own && !ms_flat_is_partial(flat);
+    const ms_flat_param *flat = member->flat;
+    return flat->trainable && flat->own == own && !ms_flat_param_is_partial(flat);
 }
 
 static ms_status settle(ms_member *member, bool has)
@@ -40,9 +40,9 @@ static ms_status settle(ms_member *member, bool has)
     ms_status status = MS_OK;
     if (member->unsure && has) {
         status = ms_leaf_put_grad(member->tensor, member->unsure);
-        if (!status && member->marked) ms_tensor_grad_mark(member->tensor);
+        if (!status && member->scaled) ms_tensor_grad_mark(member->tensor);
     }
-    member->marked = member->marked && !member->unsure;
+    member->scaled = member->scaled && !member->unsure;
     member->unsure = NULL;
     member->brought = false;
     return status;

@@ -1,7 +1,7 @@
-/* flat_param.c: the memory of a flat parameter: where each parameter lies, and whose part it is.
+/* flat_param.c: the memory of a flat parameter: where each parameter is, and whose part it is.
  *
- * layout = "flat": all parameters lie end to end, and zeros follow the last one, so that N ranks
- * have N equal shards. A parameter may lie in several shards; its piece is the part of it in this
+ * layout = "flat": all parameters are end to end, and zeros follow the last one, so that N ranks
+ * have N equal shards. A parameter may be in several shards; its piece is the part of it in this
  * rank's shard. layout = "rows": a shard has some rows of each parameter, and reserves the same
  * number of rows on all ranks. A gather writes the shards of all ranks, one after another, to a
  * buffer (`wire`). From there each parameter is copied to its place in the whole flat parameter.
@@ -31,7 +31,7 @@ static int64_t elements_of(const ms_member *member)
     return count;
 }
 
-/* What of a parameter of `count` elements lies in the shard that has those from `begin` on. */
+/* What of a parameter of `count` elements is in the shard that has those from `begin` on. */
 static void cut_anywhere(ms_member *member, int64_t count, int64_t begin, int64_t length)
 {
     int64_t from = member->begin, to = member->begin + count;
@@ -44,7 +44,7 @@ static void cut_anywhere(ms_member *member, int64_t count, int64_t begin, int64_
     member->piece[0] = member->length;
 }
 
-static void lay_out_flat(ms_flat *flat, uint32_t ranks, uint32_t rank)
+static void lay_out_flat(ms_flat_param *flat, uint32_t ranks, uint32_t rank)
 {
     for (uint32_t i = 0; i < flat->count; i++) flat->members[i].begin = flat->members[i].packed;
     flat->length = (flat->numbers + ranks - 1) / ranks;
@@ -68,7 +68,7 @@ static void cut_rows(ms_member *member, uint32_t ranks, uint32_t rank)
     member->piece[0] = own;
 }
 
-static void lay_out_rows(ms_flat *flat, uint32_t ranks, uint32_t rank)
+static void lay_out_rows(ms_flat_param *flat, uint32_t ranks, uint32_t rank)
 {
     int64_t slot = 0;
     for (uint32_t i = 0; i < flat->count; i++) {
@@ -86,7 +86,8 @@ static void lay_out_rows(ms_flat *flat, uint32_t ranks, uint32_t rank)
 }
 
 /* A shard has at least one element, so that all ranks take part in collectives. */
-void ms_flat_lay_out(ms_flat *flat, ms_fsdp_layout layout, uint32_t ranks, uint32_t rank)
+void ms_flat_param_lay_out(ms_flat_param *flat, ms_fsdp_layout layout, uint32_t ranks,
+                           uint32_t rank)
 {
     flat->numbers = 0;
     for (uint32_t i = 0; i < flat->count; i++) {
@@ -98,9 +99,9 @@ void ms_flat_lay_out(ms_flat *flat, ms_fsdp_layout layout, uint32_t ranks, uint3
     flat->padded = flat->length * ranks;
 }
 
-void ms_flat_cut(const ms_member *member, uint32_t rank, int64_t *first, int64_t *count)
+void ms_flat_param_cut(const ms_member *member, uint32_t rank, int64_t *first, int64_t *count)
 {
-    const ms_flat *flat = member->flat;
+    const ms_flat_param *flat = member->flat;
     uint32_t ranks = (uint32_t)(flat->padded / flat->length);
     ms_member other = *member;
     if (flat->unit->fsdp->layout == MS_FSDP_ROWS) cut_rows(&other, ranks, rank);
@@ -110,25 +111,25 @@ void ms_flat_cut(const ms_member *member, uint32_t rank, int64_t *first, int64_t
 }
 
 /* Whether this rank's rows are in places of their own; one parameter's are cut as a flat one. */
-static bool is_by_rows(const ms_flat *flat)
+static bool is_by_rows(const ms_flat_param *flat)
 {
-    return flat->unit->fsdp->layout == MS_FSDP_ROWS && ms_flat_is_sharded(flat);
+    return flat->unit->fsdp->layout == MS_FSDP_ROWS && ms_flat_param_is_sharded(flat);
 }
 
 /* Where the place of a parameter ends in the whole, its zeros included. */
-static int64_t end_of(const ms_flat *flat, const ms_member *member)
+static int64_t end_of(const ms_flat_param *flat, const ms_member *member)
 {
     return member->begin
            + (is_by_rows(flat) ? member->part * (flat->padded / flat->length)
                                : elements_of(member));
 }
 
-uint64_t ms_flat_bytes(const ms_flat *flat)
+uint64_t ms_flat_param_bytes(const ms_flat_param *flat)
 {
     return (uint64_t)flat->padded * ms_dtype_bytes(flat->computes);
 }
 
-uint64_t ms_flat_shard_bytes(const ms_flat *flat)
+uint64_t ms_flat_param_shard_bytes(const ms_flat_param *flat)
 {
     return (uint64_t)flat->length * ms_dtype_bytes(flat->dtype);
 }
@@ -136,8 +137,8 @@ uint64_t ms_flat_shard_bytes(const ms_flat *flat)
 /* ------------------------------------------------------------------- memory */
 
 /* Cuts a storage into parts that end at these elements; equal and zero ends are left out. */
-static ms_status split_at(ms_flat *flat, ms_storage *storage, const int64_t *ends, uint32_t count,
-                          size_t item)
+static ms_status split_at(ms_flat_param *flat, ms_storage *storage, const int64_t *ends,
+                          uint32_t count, size_t item)
 {
     ms_context *context = ms_engine_context(flat->unit->fsdp->engine);
     void *memory = NULL;
@@ -157,7 +158,7 @@ static ms_status split_at(ms_flat *flat, ms_storage *storage, const int64_t *end
 typedef enum kind { WHOLE, SHARD, GRADIENT, STATE } kind;
 
 /* Where the part of a member ends; `last` is the end of the one before. */
-static int64_t part_end(const ms_flat *flat, const ms_member *member, kind what, int64_t last)
+static int64_t part_end(const ms_flat_param *flat, const ms_member *member, kind what, int64_t last)
 {
     if (what == WHOLE) return end_of(flat, member);
     if (what == GRADIENT) return member->packed + elements_of(member);
@@ -167,7 +168,7 @@ static int64_t part_end(const ms_flat *flat, const ms_member *member, kind what,
 
 /* A part for each parameter, or piece, and one for the padding; of a shard also one for empty
  * pieces. */
-static ms_status split(ms_flat *flat, ms_storage *storage, kind what, ms_dtype dtype)
+static ms_status split(ms_flat_param *flat, ms_storage *storage, kind what, ms_dtype dtype)
 {
     bool whole = what == WHOLE || what == GRADIENT;
     ms_context *context = ms_engine_context(flat->unit->fsdp->engine);
@@ -185,12 +186,12 @@ static ms_status split(ms_flat *flat, ms_storage *storage, kind what, ms_dtype d
     return status;
 }
 
-ms_status ms_flat_split_state(ms_flat *flat, ms_storage *storage, ms_dtype dtype)
+ms_status ms_flat_param_split_state(ms_flat_param *flat, ms_storage *storage, ms_dtype dtype)
 {
     return split(flat, storage, STATE, dtype);
 }
 
-static ms_status whole_on(ms_flat *flat, ms_storage *storage, ms_dtype dtype, ms_tensor **out)
+static ms_status whole_on(ms_flat_param *flat, ms_storage *storage, ms_dtype dtype, ms_tensor **out)
 {
     ms_status status = split(flat, storage, WHOLE, dtype);
     if (!status) status = ms_tensor_on(storage, dtype, 1, &flat->padded, out);
@@ -199,12 +200,12 @@ static ms_status whole_on(ms_flat *flat, ms_storage *storage, ms_dtype dtype, ms
 }
 
 /* Where nothing is to be copied there it takes no memory yet. */
-static ms_status new_whole(ms_flat *flat, ms_dtype dtype, ms_form *form)
+static ms_status new_whole(ms_flat_param *flat, ms_dtype dtype, ms_form *form)
 {
     ms_engine *engine = flat->unit->fsdp->engine;
     ms_storage *storage = NULL;
     size_t bytes = (size_t)flat->padded * ms_dtype_bytes(dtype);
-    bool later = flat->blank && ms_flat_is_sharded(flat) && form == &flat->form;
+    bool later = flat->blank && ms_flat_param_is_sharded(flat) && form == &flat->form;
     ms_status status = later ? ms_storage_new_meta(engine, bytes, &storage)
                              : ms_storage_new(ms_engine_current(engine), bytes, &storage);
     if (!status) status = whole_on(flat, storage, dtype, &form->whole);
@@ -213,7 +214,7 @@ static ms_status new_whole(ms_flat *flat, ms_dtype dtype, ms_form *form)
 }
 
 /* A gather of one parameter alone needs none: its shards are in the order of its rows. */
-static ms_status new_wire(ms_flat *flat, ms_dtype dtype, ms_form *form)
+static ms_status new_wire(ms_flat_param *flat, ms_dtype dtype, ms_form *form)
 {
     ms_engine *engine = flat->unit->fsdp->engine;
     ms_storage *storage = NULL;
@@ -227,14 +228,14 @@ static ms_status new_wire(ms_flat *flat, ms_dtype dtype, ms_form *form)
 }
 
 /* In the group's memory, where the ranks that gather it read it without a copy. */
-static ms_status new_shard(ms_flat *flat)
+static ms_status new_shard(ms_flat_param *flat)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
-    size_t bytes = (size_t)ms_flat_shard_bytes(flat) + ms_dtype_bytes(flat->dtype);
+    size_t bytes = (size_t)ms_flat_param_shard_bytes(flat) + ms_dtype_bytes(flat->dtype);
     ms_stream *current = ms_engine_current(fsdp->engine);
     ms_storage *storage = NULL;
     int64_t all = flat->length + 1;
-    if (!ms_flat_is_sharded(flat) && !fsdp->offload) {
+    if (!ms_flat_param_is_sharded(flat) && !fsdp->offload) {
         flat->shard = ms_tensor_retain(flat->form.whole);
         flat->source = ms_tensor_retain(flat->form.whole);
         return MS_OK;
@@ -249,12 +250,12 @@ static ms_status new_shard(ms_flat *flat)
 }
 
 /* What travels in place of the shard, in the group's memory. */
-static ms_status new_cast(ms_flat *flat, ms_dtype dtype, ms_form *form)
+static ms_status new_cast(ms_flat_param *flat, ms_dtype dtype, ms_form *form)
 {
     ms_stream *current = ms_engine_current(flat->unit->fsdp->engine);
     size_t bytes = (size_t)flat->length * ms_dtype_bytes(dtype);
     ms_storage *storage = NULL;
-    if (!ms_flat_is_sharded(flat)) return MS_OK;
+    if (!ms_flat_param_is_sharded(flat)) return MS_OK;
     ms_status status = ms_group_storage(flat->shards, current, bytes, &storage);
     if (!status) status = ms_tensor_on(storage, dtype, 1, &flat->length, &form->cast);
     if (!status) status = ms_storage_drop(storage, flat->unit->name);
@@ -263,7 +264,7 @@ static ms_status new_cast(ms_flat *flat, ms_dtype dtype, ms_form *form)
 }
 
 /* What gathers give from now on, if it is not in the shard's dtype. */
-static ms_status make_low(ms_flat *flat)
+static ms_status make_low(ms_flat_param *flat)
 {
     ms_form *low = &flat->other;
     flat->full = true;
@@ -272,7 +273,7 @@ static ms_status make_low(ms_flat *flat)
     if (!status) status = ms_storage_drop(ms_tensor_storage(low->whole), flat->unit->name);
     if (!status) status = new_wire(flat, flat->computes, low);
     if (!status) status = new_cast(flat, flat->computes, low);
-    if (!status) ms_flat_set_full(flat, false);
+    if (!status) ms_flat_param_set_full(flat, false);
     return status;
 }
 
@@ -302,7 +303,7 @@ static ms_status view_of(ms_tensor *flat, const ms_member *member, int64_t begin
                             elements_of(member) ? begin : 0, out);
 }
 
-ms_status ms_flat_view(ms_tensor *gradient, const ms_member *member, ms_tensor **out)
+ms_status ms_flat_param_view(ms_tensor *gradient, const ms_member *member, ms_tensor **out)
 {
     return view_of(gradient, member, member->packed, out);
 }
@@ -320,12 +321,12 @@ static ms_status zero(ms_tensor *flat, int64_t begin, int64_t end)
 
 /* Copies all values to the whole flat parameter: zeros for parameters on "meta", which get theirs
  * from ms_fsdp_begin_values on. */
-static ms_status fill_whole(ms_flat *flat)
+static ms_status fill_whole(ms_flat_param *flat)
 {
     ms_status status = MS_OK;
     int64_t end = 0;
     if (flat->blank)
-        return ms_flat_is_sharded(flat)
+        return ms_flat_param_is_sharded(flat)
                    ? MS_OK
                    : ms_fill_into(flat->unit->fsdp->engine, flat->form.whole, 0);
     for (uint32_t i = 0; i < flat->count && !status; i++) {
@@ -357,7 +358,7 @@ static ms_status copy_span(ms_tensor *from, int64_t first, ms_tensor *to, int64_
     return status;
 }
 
-void ms_flat_set_full(ms_flat *flat, bool yes)
+void ms_flat_param_set_full(ms_flat_param *flat, bool yes)
 {
     ms_form before = flat->form;
     if (!flat->other.whole || flat->full == yes) return;
@@ -368,7 +369,7 @@ void ms_flat_set_full(ms_flat *flat, bool yes)
 
 /* An unsharded parameter is cast to its whole at once. What forward saved of that stays right while
  * the parameter is unchanged. */
-ms_status ms_flat_cast(ms_flat *flat)
+ms_status ms_flat_param_cast(ms_flat_param *flat)
 {
     ms_engine *engine = flat->unit->fsdp->engine;
     ms_tensor *to = flat->form.cast ? flat->form.cast : flat->form.whole;
@@ -378,7 +379,7 @@ ms_status ms_flat_cast(ms_flat *flat)
     return status;
 }
 
-ms_status ms_flat_keep_own(ms_flat *flat)
+ms_status ms_flat_param_keep_own(ms_flat_param *flat)
 {
     uint32_t rank = ms_group_rank(flat->shards);
     ms_status status = MS_OK;
@@ -393,13 +394,13 @@ ms_status ms_flat_keep_own(ms_flat *flat)
 }
 
 /* The element for empty pieces gets a value, as all memory that may be read. */
-static ms_status fill_shard(ms_flat *flat)
+static ms_status fill_shard(ms_flat_param *flat)
 {
     int64_t one = 1;
     ms_tensor *last = NULL;
-    if (!ms_flat_is_apart(flat)) return MS_OK;
+    if (!ms_flat_param_is_apart(flat)) return MS_OK;
     if (flat->blank) return ms_fill_into(flat->unit->fsdp->engine, flat->source, 0);
-    ms_status status = ms_flat_keep_own(flat);
+    ms_status status = ms_flat_param_keep_own(flat);
     if (!status) status = ms_tensor_window(flat->shard, 1, &one, &one, flat->length, &last);
     if (!status) status = ms_fill_into(flat->unit->fsdp->engine, last, 0);
     ms_tensor_release(last);
@@ -407,10 +408,10 @@ static ms_status fill_shard(ms_flat *flat)
 }
 
 /* One copy for each parameter, so that each restores a part as a whole. */
-ms_status ms_flat_arrange(ms_flat *flat)
+ms_status ms_flat_param_arrange(ms_flat_param *flat)
 {
     ms_engine *engine = flat->unit->fsdp->engine;
-    ms_tensor *whole = flat->outside ? flat->outside : flat->form.whole;
+    ms_tensor *whole = flat->offloaded ? flat->offloaded : flat->form.whole;
     ms_status status = MS_OK;
     ms_tensor_restoring(engine, whole, flat->source);
     for (uint32_t i = 0; i < flat->count && !status; i++) {
@@ -431,41 +432,41 @@ ms_status ms_flat_arrange(ms_flat *flat)
 
 /* ------------------------------------------------------- in the second pool */
 
-ms_status ms_flat_make_outside(ms_flat *flat)
+ms_status ms_flat_param_make_offloaded(ms_flat_param *flat)
 {
     ms_engine *engine = flat->unit->fsdp->engine;
     ms_dtype dtype = ms_tensor_dtype(flat->form.whole);
     size_t bytes = (size_t)flat->padded * ms_dtype_bytes(dtype);
     ms_storage *storage = NULL;
-    if (!ms_flat_is_apart(flat)) return MS_OK;
-    if (!ms_flat_is_sharded(flat)) {
-        flat->outside = ms_tensor_retain(flat->shard);
+    if (!ms_flat_param_is_apart(flat)) return MS_OK;
+    if (!ms_flat_param_is_sharded(flat)) {
+        flat->offloaded = ms_tensor_retain(flat->shard);
         return MS_OK;
     }
     ms_status status = ms_storage_new_offloaded(ms_engine_current(engine), bytes, &storage);
-    if (!status) status = whole_on(flat, storage, dtype, &flat->outside);
+    if (!status) status = whole_on(flat, storage, dtype, &flat->offloaded);
     ms_storage_release(storage);
     return status;
 }
 
-void ms_flat_go_outside(ms_flat *flat)
+void ms_flat_param_offload(ms_flat_param *flat)
 {
-    if (!flat->outside || flat->inside) return;
-    flat->inside = flat->form.whole;
-    flat->form.whole = ms_tensor_retain(flat->outside);
+    if (!flat->offloaded || flat->resident) return;
+    flat->resident = flat->form.whole;
+    flat->form.whole = ms_tensor_retain(flat->offloaded);
     flat->form.whole_version = ms_tensor_version(flat->form.whole);
 }
 
-void ms_flat_come_back(ms_flat *flat)
+void ms_flat_param_unload(ms_flat_param *flat)
 {
-    if (flat->inside) {
+    if (flat->resident) {
         ms_tensor_release(flat->form.whole);
-        flat->form.whole = flat->inside;
+        flat->form.whole = flat->resident;
         flat->form.whole_version = ms_tensor_version(flat->form.whole);
-        flat->inside = NULL;
+        flat->resident = NULL;
     }
-    ms_tensor_release(flat->outside);
-    flat->outside = NULL;
+    ms_tensor_release(flat->offloaded);
+    flat->offloaded = NULL;
 }
 
 ms_status ms_copy_offloaded(ms_engine *engine, ms_tensor *from, ms_tensor **out)
@@ -486,13 +487,13 @@ ms_status ms_copy_offloaded(ms_engine *engine, ms_tensor *from, ms_tensor **out)
 
 /* ----------------------------------------------------------------- gradients */
 
-bool ms_flat_is_in_bucket(const ms_flat *flat)
+bool ms_flat_param_is_in_bucket(const ms_flat_param *flat)
 {
-    return !ms_flat_is_sharded(flat) && flat->reduces == flat->gradient_dtype
+    return !ms_flat_param_is_sharded(flat) && flat->reduces == flat->gradient_dtype
            && !flat->unit->fsdp->offload;
 }
 
-ms_status ms_flat_new_beside(ms_flat *flat, ms_dtype dtype, ms_tensor **out)
+ms_status ms_flat_param_new_beside(ms_flat_param *flat, ms_dtype dtype, ms_tensor **out)
 {
     const ms_fsdp *fsdp = flat->unit->fsdp;
     ms_storage *storage = NULL;
@@ -504,7 +505,7 @@ ms_status ms_flat_new_beside(ms_flat *flat, ms_dtype dtype, ms_tensor **out)
     return status;
 }
 
-ms_status ms_flat_add(ms_tensor *to, ms_tensor *from)
+ms_status ms_flat_param_add(ms_tensor *to, ms_tensor *from)
 {
     ms_engine *engine = ms_tensor_engine(to);
     ms_tensor *alike = NULL, *same = NULL;
@@ -517,15 +518,16 @@ ms_status ms_flat_add(ms_tensor *to, ms_tensor *from)
 }
 
 /* At the first reduction. Pieces' gradients are these views from then on. */
-ms_status ms_flat_make_reduced(ms_flat *flat)
+ms_status ms_flat_param_make_reduced(ms_flat_param *flat)
 {
     if (flat->reduced) return MS_OK;
     ms_tensor *made = NULL;
-    ms_status status = ms_flat_new_beside(flat, flat->gradient_dtype, &made);
+    ms_status status = ms_flat_param_new_beside(flat, flat->gradient_dtype, &made);
     for (uint32_t i = 0; i < flat->count && !status; i++) {
         ms_member *member = &flat->members[i];
-        status = ms_flat_is_sharded(flat) ? ms_member_piece_of(member, made, &member->reduced)
-                                          : ms_flat_view(made, member, &member->reduced);
+        status = ms_flat_param_is_sharded(flat)
+                     ? ms_member_piece_of(member, made, &member->reduced)
+                     : ms_flat_param_view(made, member, &member->reduced);
     }
     if (!status) {
         flat->reduced = made;
@@ -540,7 +542,7 @@ ms_status ms_flat_make_reduced(ms_flat *flat)
 }
 
 /* The bucket's lists, in one allocation that starts with `gradients`. */
-static ms_status make_lists(ms_flat *flat)
+static ms_status make_lists(ms_flat_param *flat)
 {
     ms_bucket *bucket = &flat->bucket;
     void *memory = NULL;
@@ -567,7 +569,7 @@ static ms_status make_lists(ms_flat *flat)
 }
 
 /* Parameters of fewer ranks have no replicas. */
-static ms_status choose_groups(ms_flat *flat, ms_bucket *bucket)
+static ms_status choose_groups(ms_flat_param *flat, ms_bucket *bucket)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     *bucket = (ms_bucket){ .engine = fsdp->engine,
@@ -583,7 +585,7 @@ static ms_status choose_groups(ms_flat *flat, ms_bucket *bucket)
 }
 
 /* The gradient buffer, in the group's memory. It begins dropped: backward takes its memory. */
-static ms_status make_bucket(ms_flat *flat)
+static ms_status make_bucket(ms_flat_param *flat)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_bucket *bucket = &flat->bucket;
@@ -597,7 +599,7 @@ static ms_status make_bucket(ms_flat *flat)
     if (!status) status = split(flat, storage, GRADIENT, flat->reduces);
     if (!status) status = ms_tensor_on(storage, flat->reduces, 1, &flat->padded, &bucket->flat);
     for (uint32_t i = 0; i < flat->count && !status; i++) {
-        status = ms_flat_view(bucket->flat, &flat->members[i], &bucket->gradients[i]);
+        status = ms_flat_param_view(bucket->flat, &flat->members[i], &bucket->gradients[i]);
         flat->members[i].gradient = bucket->gradients[i];
     }
     if (!status) bucket->buffer = ms_tensor_retain(bucket->flat);
@@ -610,7 +612,7 @@ static ms_status make_bucket(ms_flat *flat)
 
 /* The tensors become pieces last, when nothing can fail any more. Graphs that were recorded before
  * keep the old memory. */
-ms_status ms_flat_make(ms_flat *flat)
+ms_status ms_flat_param_make(ms_flat_param *flat)
 {
     flat->blank = true;
     for (uint32_t i = 0; i < flat->count; i++)
@@ -618,11 +620,11 @@ ms_status ms_flat_make(ms_flat *flat)
     ms_status status = new_whole(flat, flat->dtype, &flat->form);
     if (!status) status = new_wire(flat, flat->dtype, &flat->form);
     if (!status) status = new_shard(flat);
-    if (!status) status = ms_near_make(flat);
+    if (!status) status = ms_secondary_shard_make(flat);
     if (!status) status = fill_whole(flat);
     if (!status) status = fill_shard(flat);
     if (!status && flat->trainable) status = make_bucket(flat);
-    if (!status && ms_flat_is_apart(flat)
+    if (!status && ms_flat_param_is_apart(flat)
         && !ms_storage_is_dropped(ms_tensor_storage(flat->form.whole)))
         status = ms_storage_drop(ms_tensor_storage(flat->form.whole), ms_unit_called(flat->unit));
     if (!status && flat->unit->fsdp->offload) status = new_cast(flat, flat->dtype, &flat->form);
@@ -636,7 +638,7 @@ static void free_form(ms_form *form)
     ms_tensor_release(form->cast);
 }
 
-void ms_flat_free(ms_flat *flat)
+void ms_flat_param_free(ms_flat_param *flat)
 {
     ms_bucket *bucket = &flat->bucket;
     for (uint32_t i = 0; i < flat->count; i++) {
@@ -652,8 +654,8 @@ void ms_flat_free(ms_flat *flat)
     ms_tensor_release(flat->reduced);
     ms_tensor_release(flat->carried);
     ms_tensor_release(flat->kept);
-    ms_tensor_release(flat->outside);
-    ms_tensor_release(flat->inside);
+    ms_tensor_release(flat->offloaded);
+    ms_tensor_release(flat->resident);
     ms_tensor_release(flat->shard);
     ms_tensor_release(flat->source);
     ms_tensor_release(flat->near);

@@ -9,27 +9,28 @@
 #include <stdio.h>
 
 #include "fsdp/flat_param.h"
-#include "hook/work.h"
+#include "hook/link_ops.h"
 #include "tensor/op.h"
 
 void ms_fsdp_extend(ms_fsdp *fsdp, ms_gather_extension extension) { fsdp->extension = extension; }
 
-void ms_extend_free(ms_fsdp *fsdp)
+void ms_gather_codec_free(ms_fsdp *fsdp)
 {
     if (fsdp->extension.free) fsdp->extension.free(fsdp->extension.user);
     fsdp->extension = (ms_gather_extension){ 0 };
 }
 
-bool ms_extend_applies(const ms_flat *flat)
+bool ms_gather_codec_applies(const ms_flat_param *flat)
 {
     const ms_gather_extension *extension = &flat->unit->fsdp->extension;
-    return (extension->before || extension->after) && !flat->unit->full && ms_flat_is_sharded(flat);
+    return (extension->before || extension->after) && !flat->unit->full
+           && ms_flat_param_is_sharded(flat);
 }
 
-static uint32_t part_of(const ms_flat *flat) { return (uint32_t)(flat - flat->unit->flats); }
+static uint32_t part_of(const ms_flat_param *flat) { return (uint32_t)(flat - flat->unit->flats); }
 
 /* What a function gave, as messages name it. */
-static ms_status refuse(const ms_flat *flat, const char *what, const ms_tensor *given,
+static ms_status refuse(const ms_flat_param *flat, const char *what, const ms_tensor *given,
                         const char *expected)
 {
     char text[160];
@@ -39,7 +40,7 @@ static ms_status refuse(const ms_flat *flat, const char *what, const ms_tensor *
 }
 
 /* *sent: owned, 1-D and contiguous. */
-static ms_status call_before(ms_flat *flat, ms_tensor *shard, ms_tensor **sent)
+static ms_status call_before(ms_flat_param *flat, ms_tensor *shard, ms_tensor **sent)
 {
     const ms_gather_extension *extension = &flat->unit->fsdp->extension;
     ms_tensor *given = NULL;
@@ -57,7 +58,7 @@ static ms_status call_before(ms_flat *flat, ms_tensor *shard, ms_tensor **sent)
 }
 
 /* *whole: owned, with the elements of the flat parameter. */
-static ms_status call_after(ms_flat *flat, ms_tensor *gathered, ms_tensor **whole)
+static ms_status call_after(ms_flat_param *flat, ms_tensor *gathered, ms_tensor **whole)
 {
     const ms_gather_extension *extension = &flat->unit->fsdp->extension;
     ms_tensor *given = NULL;
@@ -80,7 +81,7 @@ static ms_status call_after(ms_flat *flat, ms_tensor *gathered, ms_tensor **whol
 }
 
 /* What arrived goes to `to`, in its dtype. */
-static ms_status unpack(ms_flat *flat, ms_tensor *gathered, ms_tensor *to)
+static ms_status unpack(ms_flat_param *flat, ms_tensor *gathered, ms_tensor *to)
 {
     ms_engine *engine = flat->unit->fsdp->engine;
     ms_tensor *whole = NULL;
@@ -95,7 +96,7 @@ static ms_status unpack(ms_flat *flat, ms_tensor *gathered, ms_tensor *to)
 
 /* The messages of ranks that disagree in length or dtype come from the comparison of collectives,
  * before anything is sent. The label tells what has decided on both. */
-static ms_status send(ms_flat *flat, ms_tensor *sent, ms_stream *stream, ms_tensor *to)
+static ms_status send(ms_flat_param *flat, ms_tensor *sent, ms_stream *stream, ms_tensor *to)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     int64_t count = ms_tensor_count(sent) * ms_group_size(flat->shards);
@@ -116,7 +117,8 @@ static ms_status send(ms_flat *flat, ms_tensor *sent, ms_stream *stream, ms_tens
     return status;
 }
 
-ms_status ms_extend_gather(ms_flat *flat, ms_tensor *shard, ms_stream *stream, ms_tensor *to)
+ms_status ms_gather_codec_gather(ms_flat_param *flat, ms_tensor *shard, ms_stream *stream,
+                                 ms_tensor *to)
 {
     ms_engine *engine = flat->unit->fsdp->engine;
     ms_stream *before = ms_engine_set_current(engine, stream);
@@ -132,7 +134,7 @@ ms_status ms_extend_gather(ms_flat *flat, ms_tensor *shard, ms_stream *stream, m
     return status;
 }
 
-static const ms_flat *get_part(const ms_fsdp *fsdp, uint32_t unit, uint32_t part)
+static const ms_flat_param *get_part(const ms_fsdp *fsdp, uint32_t unit, uint32_t part)
 {
     bool there = unit < fsdp->unit_count && part < fsdp->units[unit].count;
     return there ? &fsdp->units[unit].flats[part] : NULL;
@@ -140,14 +142,14 @@ static const ms_flat *get_part(const ms_fsdp *fsdp, uint32_t unit, uint32_t part
 
 int64_t ms_fsdp_part_length(const ms_fsdp *fsdp, uint32_t unit, uint32_t part)
 {
-    const ms_flat *flat = get_part(fsdp, unit, part);
+    const ms_flat_param *flat = get_part(fsdp, unit, part);
     return flat ? flat->length : 0;
 }
 
 bool ms_fsdp_span_get(const ms_fsdp *fsdp, uint32_t unit, uint32_t part, uint32_t index,
                       ms_shard_span *out)
 {
-    const ms_flat *flat = get_part(fsdp, unit, part);
+    const ms_flat_param *flat = get_part(fsdp, unit, part);
     if (!flat || index >= flat->count) return false;
     const ms_member *member = &flat->members[index];
     bool rows = fsdp->layout == MS_FSDP_ROWS;

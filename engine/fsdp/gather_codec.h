@@ -6,8 +6,9 @@
 
 /* Whether gathers send what an extension makes; and such a gather, from the shard as gathers take
  * it to the whole or to the wire, on this stream. */
-bool ms_extend_applies(const ms_flat *flat);
-ms_status ms_extend_gather(ms_flat *flat, ms_tensor *shard, ms_stream *stream, ms_tensor *to);
-void ms_extend_free(ms_fsdp *fsdp);
+bool ms_gather_codec_applies(const ms_flat_param *flat);
+ms_status ms_gather_codec_gather(ms_flat_param *flat, ms_tensor *shard, ms_stream *stream,
+                                 ms_tensor *to);
+void ms_gather_codec_free(ms_fsdp *fsdp);
 
 #endif

@@ -2,13 +2,13 @@
  *
  * They are gathered one parameter at a time, so that the layout of shards does not matter: in order
  * of ranks, pieces are the parameter from end to end. A parameter without gradient on some ranks
- * has zeros there; without gradient on any rank it has none. The gradient of the piece is put aside
+ * has zeros there; without gradient on any rank it has none. The gradient of the piece is saved
  * meanwhile. Unsharded parameters have their whole gradients at all times. */
 #include "fsdp/gradients.h"
 
 #include "fsdp/flat_param.h"
 #include "grad/node.h"
-#include "hook/work.h"
+#include "hook/link_ops.h"
 #include "ops/values.h"
 
 /* ------------------------------------------------------------------- showing */
@@ -29,17 +29,17 @@ static ms_status own_part(ms_member *member, ms_tensor **out)
 /* The whole gradient goes to the second pool. */
 static ms_status move_out(ms_member *member)
 {
-    ms_tensor *outside = NULL;
-    ms_status status = ms_copy_offloaded(member->fsdp->engine, member->whole_gradient, &outside);
+    ms_tensor *offloaded = NULL;
+    ms_status status = ms_copy_offloaded(member->fsdp->engine, member->whole_gradient, &offloaded);
     if (status) return status;
     ms_tensor_release(member->whole_gradient);
-    member->whole_gradient = outside;
+    member->whole_gradient = offloaded;
     return MS_OK;
 }
 
 static ms_status gather(ms_member *member, const int64_t *counts)
 {
-    const ms_flat *flat = member->flat;
+    const ms_flat_param *flat = member->flat;
     ms_engine *engine = flat->unit->fsdp->engine;
     ms_tensor *part = NULL;
     ms_point ready = { 0 };
@@ -60,18 +60,18 @@ static ms_status gather(ms_member *member, const int64_t *counts)
 }
 
 /* Pieces are handles here. */
-static ms_status put_aside(ms_member *member)
+static ms_status save_grad(ms_member *member)
 {
     ms_tensor *gradient = ms_tensor_grad(member->tensor);
     if (!gradient) return MS_OK;
-    member->marked |= ms_tensor_grad_is_marked(member->tensor);
-    member->aside = ms_tensor_retain(gradient);
+    member->scaled |= ms_tensor_grad_is_marked(member->tensor);
+    member->saved_grad = ms_tensor_retain(gradient);
     return ms_tensor_set_grad(member->tensor, NULL);
 }
 
 /* words: a word for each member, twice, and one for each rank. In a world without the others their
  * words are this rank's, so words do not tell what others have of a member. */
-static ms_status gather_flat(ms_flat *flat, bool offload, int64_t *words)
+static ms_status gather_flat(ms_flat_param *flat, bool offload, int64_t *words)
 {
     uint32_t ranks = ms_group_size(flat->shards), count = flat->count;
     int64_t *any = words + count, *lengths = any + count, first;
@@ -84,10 +84,10 @@ static ms_status gather_flat(ms_flat *flat, bool offload, int64_t *words)
     ms_status status = ms_group_share(flat->shards, &sharing, words, any);
     for (uint32_t i = 0; i < count && !status; i++) {
         ms_member *member = &flat->members[i];
-        for (uint32_t r = 0; r < ranks; r++) ms_flat_cut(member, r, &first, &lengths[r]);
+        for (uint32_t r = 0; r < ranks; r++) ms_flat_param_cut(member, r, &first, &lengths[r]);
         if (any[i]) status = gather(member, lengths);
         if (any[i] && offload && !status) status = move_out(member);
-        if (!status) status = put_aside(member);
+        if (!status) status = save_grad(member);
     }
     return status;
 }
@@ -97,10 +97,10 @@ ms_status ms_gradients_gather(ms_unit *unit, bool offload)
     ms_context *context = ms_engine_context(unit->fsdp->engine);
     ms_status status = MS_OK;
     for (uint32_t f = 0; f < unit->count && !status; f++) {
-        ms_flat *flat = &unit->flats[f];
+        ms_flat_param *flat = &unit->flats[f];
         size_t ranks = ms_group_size(flat->shards);
         void *words = NULL;
-        if (!flat->trainable || !ms_flat_is_sharded(flat)) continue;
+        if (!flat->trainable || !ms_flat_param_is_sharded(flat)) continue;
         status =
             ms_allocate(context, (2 * flat->count + ranks) * sizeof(int64_t), "summon", &words);
         if (!status) status = gather_flat(flat, offload, words);
@@ -155,13 +155,13 @@ static ms_status write_part(ms_member *member)
     int64_t one = 1;
     ms_tensor *from = NULL, *to = NULL;
     ms_status status = MS_OK;
-    if (!member->aside)
+    if (!member->saved_grad)
         status = ms_tensor_new(engine, member->flat->gradient_dtype, ms_tensor_dims(member->tensor),
-                               ms_tensor_shape(member->tensor), &member->aside);
+                               ms_tensor_shape(member->tensor), &member->saved_grad);
     if (status || member->length == 0) return status;
     status =
         ms_tensor_window(member->whole_gradient, 1, &member->length, &one, member->first, &from);
-    if (!status) status = ms_tensor_window(member->aside, 1, &member->length, &one, 0, &to);
+    if (!status) status = ms_tensor_window(member->saved_grad, 1, &member->length, &one, 0, &to);
     if (!status) status = ms_copy_into(engine, from, to);
     ms_tensor_release(from);
     ms_tensor_release(to);
@@ -173,14 +173,14 @@ static ms_status put_back(ms_member *member, bool write)
     ms_status status = MS_OK;
     bool was_shown = member->whole_gradient || member->cleared;
     if (write && member->whole_gradient) status = write_part(member);
-    if (!status && member->aside && !(write && member->cleared)) {
-        status = ms_leaf_put_grad(member->tensor, member->aside);
-        if (!status && member->marked) ms_tensor_grad_mark(member->tensor);
+    if (!status && member->saved_grad && !(write && member->cleared)) {
+        status = ms_leaf_put_grad(member->tensor, member->saved_grad);
+        if (!status && member->scaled) ms_tensor_grad_mark(member->tensor);
     }
-    if (was_shown) member->marked = false;
+    if (was_shown) member->scaled = false;
     ms_tensor_release(member->whole_gradient);
-    ms_tensor_release(member->aside);
-    member->whole_gradient = member->aside = NULL;
+    ms_tensor_release(member->saved_grad);
+    member->whole_gradient = member->saved_grad = NULL;
     member->cleared = false;
     return status;
 }
@@ -197,7 +197,7 @@ ms_status ms_gradients_put_back(ms_unit *unit, bool write)
 void ms_gradients_forget(ms_member *member)
 {
     ms_tensor_release(member->whole_gradient);
-    ms_tensor_release(member->aside);
-    member->whole_gradient = member->aside = NULL;
+    ms_tensor_release(member->saved_grad);
+    member->whole_gradient = member->saved_grad = NULL;
     member->cleared = false;
 }

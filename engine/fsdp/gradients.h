@@ -4,7 +4,7 @@
 
 #include "fsdp/state.h"
 
-/* With pieces as handles: gathers the gradients of the unit, and puts those of pieces aside. */
+/* With pieces as handles: gathers the gradients of the unit, and saves those of the pieces. */
 ms_status ms_gradients_gather(ms_unit *unit, bool offload);
 /* With whole parameters as handles: the whole gradients are theirs; and the end of that. */
 ms_status ms_gradients_show(ms_unit *unit);

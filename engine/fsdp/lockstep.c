@@ -59,7 +59,7 @@ static uint32_t words_of(const ms_fsdp *fsdp)
     return WORD_BUSY + (fsdp->unit_count + BITS - 1) / BITS;
 }
 
-ms_status ms_agree_open(ms_fsdp *fsdp)
+ms_status ms_lockstep_open(ms_fsdp *fsdp)
 {
     size_t ranks = ms_group_size(fsdp->group);
     return ms_allocate(ms_engine_context(fsdp->engine),
@@ -67,7 +67,7 @@ ms_status ms_agree_open(ms_fsdp *fsdp)
                        (void **)&fsdp->words);
 }
 
-bool ms_agree_is_on(const ms_fsdp *fsdp)
+bool ms_lockstep_is_on(const ms_fsdp *fsdp)
 {
     return (fsdp->find_unused || fsdp->joining) && ms_group_has_others(fsdp->group);
 }
@@ -106,7 +106,7 @@ static bool is_marked(const ms_unit *unit)
 {
     for (uint32_t f = 0; f < unit->count; f++)
         for (uint32_t i = 0; i < unit->flats[f].count; i++)
-            if (unit->flats[f].members[i].marked) return true;
+            if (unit->flats[f].members[i].scaled) return true;
     return false;
 }
 
@@ -213,8 +213,8 @@ static ms_status exchange(ms_fsdp *fsdp, const wish *w, uint32_t *chosen)
     write_words(fsdp, w, fsdp->words);
     ms_status status =
         ms_group_share(fsdp->group, &sharing, fsdp->words, fsdp->words + words_of(fsdp));
-    fsdp->agreements.count++;
-    fsdp->agreements.wait_ns += now(fsdp) - before;
+    fsdp->lockstep.count++;
+    fsdp->lockstep.wait_ns += now(fsdp) - before;
     return status ? status : choose(fsdp, chosen);
 }
 
@@ -246,8 +246,8 @@ static ms_status serve(ms_fsdp *fsdp, const int64_t *words, bool own)
             status = ms_unit_prepare_reduction(unit, words[WORD_UNIT] & FLAG_MARKED);
         return status ? status : ms_pass_reduce(unit);
     case WISH_BACKWARD_END:
-        fsdp->pass_agreements = fsdp->agreements;
-        fsdp->agreements = (ms_agreements){ 0 };
+        fsdp->pass_lockstep = fsdp->lockstep;
+        fsdp->lockstep = (ms_lockstep_stats){ 0 };
         break;
     case WISH_FORWARD_END:
     case WISH_CALL: break;
@@ -278,27 +278,27 @@ static ms_status agree(ms_fsdp *fsdp, wish w)
 static bool is_sharded(const ms_unit *unit)
 {
     for (uint32_t f = 0; f < unit->count; f++)
-        if (ms_flat_is_sharded(&unit->flats[f])) return true;
+        if (ms_flat_param_is_sharded(&unit->flats[f])) return true;
     return false;
 }
 
-ms_status ms_agree_on_gather(ms_unit *unit)
+ms_status ms_lockstep_on_gather(ms_unit *unit)
 {
     ms_fsdp *fsdp = unit->fsdp;
-    if (!ms_agree_is_on(fsdp) || !is_sharded(unit) || ms_unit_is_fresh(unit))
+    if (!ms_lockstep_is_on(fsdp) || !is_sharded(unit) || ms_unit_is_fresh(unit))
         return ms_unit_gather(unit);
     return agree(fsdp, for_unit(unit, fsdp->in_backward ? WISH_BACKWARD : WISH_FORWARD, false));
 }
 
-ms_status ms_agree_on_reduction(ms_unit *unit)
+ms_status ms_lockstep_on_reduction(ms_unit *unit)
 {
-    if (!ms_agree_is_on(unit->fsdp) || unit->trainable == 0) return ms_pass_reduce(unit);
+    if (!ms_lockstep_is_on(unit->fsdp) || unit->trainable == 0) return ms_pass_reduce(unit);
     return agree(unit->fsdp, for_unit(unit, WISH_BACKWARD, true));
 }
 
-ms_status ms_agree_on_end(ms_fsdp *fsdp, bool of_backward)
+ms_status ms_lockstep_on_end(ms_fsdp *fsdp, bool of_backward)
 {
-    if (!ms_agree_is_on(fsdp)) return MS_OK;
+    if (!ms_lockstep_is_on(fsdp)) return MS_OK;
     return agree(fsdp, (wish){ .kind = of_backward ? WISH_BACKWARD_END : WISH_FORWARD_END });
 }
 
@@ -309,7 +309,7 @@ ms_status ms_fsdp_set_joining(ms_fsdp *fsdp, bool yes, bool live_divisor)
 {
     ms_status status = MS_OK;
     fsdp->joining = yes;
-    ms_fsdp_clear_rooms(fsdp); /* ranks drop at different places now, or have done so */
+    ms_fsdp_clear_static_memory(fsdp); /* ranks drop at different places now, or have done so */
     fsdp->live_divisor = yes && live_divisor;
     /* A rank that follows has taken over the others' setting. */
     if (yes) fsdp->replica_sync_before = fsdp->replica_sync;
@@ -336,7 +336,7 @@ ms_status ms_fsdp_call(ms_fsdp *fsdp, uint32_t number, ms_fsdp_live *live)
 {
     uint32_t ranks = ms_group_size(fsdp->group);
     *live = (ms_fsdp_live){ .count = ranks, .absent = ranks };
-    if (!ms_agree_is_on(fsdp)) return MS_OK;
+    if (!ms_lockstep_is_on(fsdp)) return MS_OK;
     ms_status status = agree(fsdp, (wish){ .kind = WISH_CALL, .key = number });
     if (!status) *live = live_ranks(fsdp);
     return status;
@@ -352,7 +352,7 @@ ms_status ms_fsdp_follow(ms_fsdp *fsdp, bool *more, uint32_t *number, ms_fsdp_li
 {
     *more = false;
     *number = 0;
-    while (ms_agree_is_on(fsdp)) {
+    while (ms_lockstep_is_on(fsdp)) {
         uint32_t chosen;
         ms_status status = exchange(fsdp, NULL, &chosen);
         if (status || chosen == NO_RANK) return status;
@@ -373,4 +373,4 @@ ms_status ms_fsdp_follow(ms_fsdp *fsdp, bool *more, uint32_t *number, ms_fsdp_li
     return MS_OK;
 }
 
-ms_agreements ms_fsdp_agreements(const ms_fsdp *fsdp) { return fsdp->pass_agreements; }
+ms_lockstep_stats ms_fsdp_lockstep_stats(const ms_fsdp *fsdp) { return fsdp->pass_lockstep; }

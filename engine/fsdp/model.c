@@ -30,8 +30,9 @@ static void free_parts(ms_fsdp *fsdp)
         ms_part_release(member->piece_of);
         ms_release(context, member->name);
     }
-    for (uint32_t f = 0; f < fsdp->flat_count && fsdp->flats; f++) ms_flat_free(&fsdp->flats[f]);
-    ms_fsdp_clear_rooms(fsdp);
+    for (uint32_t f = 0; f < fsdp->flat_count && fsdp->flats; f++)
+        ms_flat_param_free(&fsdp->flats[f]);
+    ms_fsdp_clear_static_memory(fsdp);
     for (uint32_t u = 0; u < fsdp->unit_count && fsdp->units; u++)
         ms_release(context, fsdp->units[u].name);
     ms_inflight_free(fsdp->gathers);
@@ -55,7 +56,7 @@ static void free_parts(ms_fsdp *fsdp)
 static void free_callbacks(ms_fsdp *fsdp)
 {
     if (fsdp->hook_free) fsdp->hook_free(fsdp->hook_user);
-    ms_extend_free(fsdp);
+    ms_gather_codec_free(fsdp);
     ms_fsdp_set_on_reduced(fsdp, NULL, NULL, NULL);
 }
 
@@ -176,7 +177,7 @@ static uint32_t key_of(const ms_fsdp_parameter *parameter)
 }
 enum { KEYS = MS_DTYPES * 8 };
 
-static void choose_dtypes(const ms_fsdp_unit_options *unit, bool low_gradients, ms_flat *flat)
+static void choose_dtypes(const ms_fsdp_unit_options *unit, bool low_gradients, ms_flat_param *flat)
 {
     bool own = flat->keeps_dtype;
     flat->computes = own || !unit->has_computes ? flat->dtype : unit->computes;
@@ -186,7 +187,7 @@ static void choose_dtypes(const ms_fsdp_unit_options *unit, bool low_gradients, 
 
 /* Appends the parameters of this unit and key, in their order in the list. */
 static ms_status take_members(ms_fsdp *fsdp, const ms_fsdp_parameter *parameters, uint32_t count,
-                              uint32_t unit, uint32_t key, ms_flat *flat)
+                              uint32_t unit, uint32_t key, ms_flat_param *flat)
 {
     ms_status status = MS_OK;
     uint32_t trainable = 0, position;
@@ -230,7 +231,7 @@ static ms_status make_unit(ms_fsdp *fsdp, const ms_fsdp_options *options,
     ms_status status =
         copy_name(ms_engine_context(fsdp->engine), options->units[index].name, &unit->name);
     for (uint32_t key = 0; key < KEYS && !status; key++) {
-        ms_flat *flat = &fsdp->flats[fsdp->flat_count];
+        ms_flat_param *flat = &fsdp->flats[fsdp->flat_count];
         flat->unit = unit;
         status = take_members(fsdp, parameters, count, index, key, flat);
         if (flat->count == 0) continue;
@@ -248,7 +249,7 @@ static void number_buckets(ms_fsdp *fsdp)
 {
     for (uint32_t u = fsdp->unit_count; u-- > 0;)
         for (uint32_t f = 0; f < fsdp->units[u].count; f++) {
-            ms_flat *flat = &fsdp->units[u].flats[f];
+            ms_flat_param *flat = &fsdp->units[u].flats[f];
             if (!flat->trainable) continue;
             flat->bucket.index = flat->bucket.place = fsdp->bucket_count;
             fsdp->buckets[fsdp->bucket_count++] = flat;
@@ -259,8 +260,9 @@ static void number_buckets(ms_fsdp *fsdp)
 static ms_status make_buckets(ms_fsdp *fsdp, uint32_t links)
 {
     void *memory = NULL;
-    ms_status status = ms_allocate(ms_engine_context(fsdp->engine),
-                                   (fsdp->flat_count + 1) * sizeof(ms_flat *), "fsdp", &memory);
+    ms_status status =
+        ms_allocate(ms_engine_context(fsdp->engine),
+                    (fsdp->flat_count + 1) * sizeof(ms_flat_param *), "fsdp", &memory);
     if (status) return status;
     fsdp->buckets = memory;
     number_buckets(fsdp);
@@ -275,7 +277,7 @@ static ms_status make_buckets(ms_fsdp *fsdp, uint32_t links)
 static ms_status make_part(ms_fsdp *fsdp, uint32_t index)
 {
     ms_member *member = &fsdp->members[index];
-    if (!ms_flat_is_sharded(member->flat)) return MS_OK;
+    if (!ms_flat_param_is_sharded(member->flat)) return MS_OK;
     return ms_part_new(ms_engine_context(fsdp->engine), member->name,
                        ms_unit_called(member->flat->unit), member->dims, member->shape,
                        &member->piece_of);
@@ -287,10 +289,10 @@ static ms_status make_flats(ms_fsdp *fsdp, uint32_t links)
 {
     ms_status status = MS_OK;
     for (uint32_t f = 0; f < fsdp->flat_count && !status; f++) {
-        ms_flat *flat = &fsdp->flats[f];
-        ms_flat_lay_out(flat, fsdp->layout, ms_group_size(flat->shards),
-                        ms_group_rank(flat->shards));
-        status = ms_flat_make(flat);
+        ms_flat_param *flat = &fsdp->flats[f];
+        ms_flat_param_lay_out(flat, fsdp->layout, ms_group_size(flat->shards),
+                              ms_group_rank(flat->shards));
+        status = ms_flat_param_make(flat);
         if (!status && flat->own && flat->trainable && fsdp->link_count > 0)
             status = ms_chain_check(fsdp->engine, flat->bucket.kind, fsdp->links, fsdp->link_count);
     }
@@ -349,7 +351,7 @@ static ms_status take_options(ms_fsdp *fsdp, const ms_fsdp_options *options)
     status = ms_inflight_new(engine, "gathers", gathers, bytes, &fsdp->gathers);
     if (!status)
         status = ms_inflight_new(engine, "reductions", reductions, UINT64_MAX, &fsdp->reductions);
-    ms_fsdp_limit_rooms(fsdp, gathers, reductions);
+    ms_fsdp_limit_static_memory(fsdp, gathers, reductions);
     fsdp->asks_order = options->hook != NULL;
     fsdp->whole_results = options->hook && options->hook_whole;
     fsdp->reduces_once = options->hook && options->hook_once;
@@ -380,14 +382,15 @@ static ms_status make_parts(ms_fsdp *fsdp, const ms_fsdp_options *options,
         status = ms_allocate(context, count * sizeof(int32_t), "fsdp", (void **)&fsdp->brought);
     /* One more: the place of a flat parameter is taken before it is known to have members. */
     if (!status)
-        status = ms_allocate(context, (count + 1) * sizeof(ms_flat), "fsdp", (void **)&fsdp->flats);
+        status = ms_allocate(context, (count + 1) * sizeof(ms_flat_param), "fsdp",
+                             (void **)&fsdp->flats);
     if (!status)
         status = ms_allocate(context, units * sizeof(ms_unit), "fsdp", (void **)&fsdp->units);
     for (uint32_t u = 0; u < units && !status; u++) {
         fsdp->unit_count++;
         status = make_unit(fsdp, options, parameters, count, u);
     }
-    if (!status) status = ms_agree_open(fsdp);
+    if (!status) status = ms_lockstep_open(fsdp);
     uint32_t links = options->hook ? options->hook_links : fsdp->link_count;
     return status ? status : make_flats(fsdp, links);
 }
@@ -455,7 +458,7 @@ ms_status ms_fsdp_unshard(ms_fsdp *fsdp, uint32_t index, ms_point *ready)
 {
     ms_unit *unit = &fsdp->units[index];
     /* Where ranks use different units, they may have gathered different ones. */
-    ms_status status = ms_agree_is_on(fsdp) ? ms_unit_gather_anew(unit) : ms_unit_gather(unit);
+    ms_status status = ms_lockstep_is_on(fsdp) ? ms_unit_gather_anew(unit) : ms_unit_gather(unit);
     *ready = (ms_point){ 0 };
     /* Gathers of one unit are on one stream: the last flat parameter's is the last. */
     for (uint32_t f = 0; f < unit->count; f++)
@@ -491,7 +494,7 @@ bool ms_fsdp_piece_get(const ms_fsdp *fsdp, uint32_t index, ms_fsdp_piece *out)
 void ms_fsdp_piece_of_rank(const ms_fsdp *fsdp, uint32_t index, uint32_t rank, int64_t *first,
                            int64_t *count)
 {
-    ms_flat_cut(&fsdp->members[index], rank, first, count);
+    ms_flat_param_cut(&fsdp->members[index], rank, first, count);
 }
 
 ms_status ms_fsdp_piece_tensor(ms_fsdp *fsdp, uint32_t index, ms_tensor **out)
@@ -517,8 +520,8 @@ bool ms_fsdp_unit_get(const ms_fsdp *fsdp, uint32_t index, ms_fsdp_unit_info *ou
                                 .gathered_bytes = ms_unit_whole_bytes(unit),
                                 .gathered = unit->place != MS_UNIT_SHARDED };
     for (uint32_t f = 0; f < unit->count; f++) {
-        out->bytes += ms_flat_bytes(&unit->flats[f]);
-        out->shard_bytes += ms_flat_shard_bytes(&unit->flats[f]);
+        out->bytes += ms_flat_param_bytes(&unit->flats[f]);
+        out->shard_bytes += ms_flat_param_shard_bytes(&unit->flats[f]);
     }
     return true;
 }

@@ -1,6 +1,6 @@
 /* module_hooks.c: the moments at which a unit's use begins and ends, in forward and in backward.
  *
- * Backward has no calls of modules, so gradient hooks stand for them. The gradient of an output of
+ * Backward has no calls of modules, so gradient hooks represent them. The gradient of an output of
  * a unit's forward is complete before any node of that forward runs: the unit's backward begins. It
  * ends when the gradients of all its parameters have been added up, or when those of all inputs of
  * its forwards are complete, or with the backward as a whole, whatever comes first. Accumulators
@@ -64,7 +64,7 @@ static uint32_t owner(const ms_unit *unit, bool backward) { return 2 * unit->ind
 static void forget_inputs(ms_unit *unit)
 {
     unit->inputs = unit->inputs_done = 0;
-    unit->blind = false;
+    unit->no_grad_inputs = false;
 }
 
 /* As in PyTorch: where shards are kept whole after forward, they stay whole while gradients are not
@@ -84,10 +84,10 @@ static ms_status end_backward(ms_unit *unit)
     forget_inputs(unit);
     ms_status status = ms_unit_detach_gradients(unit);
     if (!status)
-        status = fsdp->sync && ms_pass_may_reduce(unit) ? ms_agree_on_reduction(unit)
+        status = fsdp->sync && ms_pass_may_reduce(unit) ? ms_lockstep_on_reduction(unit)
                                                         : ms_unit_restore_gradients(unit);
     if (!status && reshards_after_backward(unit)) status = ms_unit_reshard(unit);
-    if (!status) status = ms_near_drop(unit);
+    if (!status) status = ms_secondary_shard_drop(unit);
     if (!status) status = ms_gathers_leave(&fsdp->gather_times, owner(unit, true));
     if (!status) status = ms_schedule_leave(unit, true);
     ms_unit_note(unit, "post_backward", first);
@@ -102,7 +102,7 @@ static ms_status reduce_leftovers(ms_fsdp *fsdp)
         ms_unit *unit = &fsdp->units[u];
         if (unit == fsdp->held || !(unit->deferred || ms_unit_has_leftover(unit))) continue;
         status = ms_unit_prepare_reduction(unit, false);
-        if (!status) status = ms_agree_on_reduction(unit);
+        if (!status) status = ms_lockstep_on_reduction(unit);
     }
     return status;
 }
@@ -123,16 +123,16 @@ static ms_status end_pass(ms_fsdp *fsdp)
     for (uint32_t u = fsdp->unit_count; u-- > 0 && !status;)
         if (fsdp->units[u].phase == MS_UNIT_BACKWARD) status = end_backward(&fsdp->units[u]);
     /* All gradients of all ranks are there when the first of these is reduced. */
-    if (!status && fsdp->sync && fsdp->reduces_once) status = ms_agree_on_end(fsdp, true);
+    if (!status && fsdp->sync && fsdp->reduces_once) status = ms_lockstep_on_end(fsdp, true);
     if (!status && fsdp->sync) status = reduce_leftovers(fsdp);
-    if (!status) status = ms_agree_on_end(fsdp, true);
+    if (!status) status = ms_lockstep_on_end(fsdp, true);
     for (uint32_t u = 0; u < fsdp->unit_count && !status; u++) {
         ms_unit *unit = &fsdp->units[u];
         /* A recomputed forward whose backward did not come has left its unit in use. */
         status = ms_unit_release(unit);
         if (!status && is_left_gathered(unit)) status = ms_unit_reshard(unit);
         unit->entered = false;
-        if (!status) status = ms_near_drop(unit);
+        if (!status) status = ms_secondary_shard_drop(unit);
         ms_unit_enter(unit, MS_UNIT_IDLE);
         forget_inputs(unit);
         unit->parts_left = 0;
@@ -155,7 +155,7 @@ static ms_status end_outer_pass(ms_fsdp *fsdp)
     for (uint32_t f = 0; f < fsdp->flat_count; f++) left |= ms_outer_is_left(&fsdp->flats[f]);
     if (!left || !fsdp->sync || fsdp->begun) return MS_OK;
     ms_status status = reduce_leftovers(fsdp);
-    if (!status) status = ms_agree_on_end(fsdp, true);
+    if (!status) status = ms_lockstep_on_end(fsdp, true);
     return ms_fsdp_end_job(fsdp, status ? status : ms_pass_end(fsdp));
 }
 
@@ -193,7 +193,7 @@ static ms_unit *next_unit(ms_fsdp *fsdp, const ms_unit *unit)
 static ms_status gather(ms_unit *unit)
 {
     uint64_t before = unit->gathers;
-    ms_status status = ms_agree_on_gather(unit);
+    ms_status status = ms_lockstep_on_gather(unit);
     if (ms_pass_counts(unit->fsdp)) ms_pass_note_gather(unit, unit->gathers != before);
     return status;
 }
@@ -203,7 +203,7 @@ static ms_status prefetch_next(const ms_unit *unit)
 {
     ms_fsdp *fsdp = unit->fsdp;
     size_t first = ms_trace_count(fsdp->engine);
-    if (fsdp->mode != MS_PREFETCH_BACKWARD_PRE || ms_agree_is_on(fsdp)) return MS_OK;
+    if (fsdp->mode != MS_PREFETCH_BACKWARD_PRE || ms_lockstep_is_on(fsdp)) return MS_OK;
     ms_unit *next = ms_schedule_is_planned(fsdp) ? NULL : next_unit(fsdp, unit);
     if (!next || next->stay_sharded) return MS_OK;
     uint64_t before = next->gathers;
@@ -255,7 +255,7 @@ static ms_status end_consumer(const ms_visit *visit)
     const ms_fsdp *fsdp = visit->fsdp;
     for (uint32_t u = 0; u < fsdp->unit_count; u++) {
         ms_unit *unit = &fsdp->units[u];
-        if (unit->phase == MS_UNIT_BACKWARD && !unit->blind && unit->inputs == 1
+        if (unit->phase == MS_UNIT_BACKWARD && !unit->no_grad_inputs && unit->inputs == 1
             && unit->input.call == visit->tensor.call && unit->input.result == visit->tensor.result)
             return end_backward(unit);
     }
@@ -288,7 +288,7 @@ static ms_status on_input(void *user, ms_tensor *gradient, ms_tensor **replaceme
     (void)gradient;
     (void)replacement;
     if (!unit || unit->phase != MS_UNIT_BACKWARD) return MS_OK;
-    if (visit->pass != fsdp->pass || unit->blind || ++unit->inputs_done < unit->inputs)
+    if (visit->pass != fsdp->pass || unit->no_grad_inputs || ++unit->inputs_done < unit->inputs)
         return MS_OK;
     return ms_fsdp_end_job(visit->fsdp, end_backward(unit));
 }
@@ -343,7 +343,7 @@ static ms_status watch_inputs(ms_unit *unit, ms_tensor *const *inputs, uint32_t 
         unit->input = ms_tensor_origin(inputs[i]);
         if (!status) unit->inputs++;
     }
-    if (!any) unit->blind = true;
+    if (!any) unit->no_grad_inputs = true;
     return status;
 }
 
@@ -434,7 +434,7 @@ static ms_status give_back(ms_unit *unit)
     bool reshards =
         unit->keep == MS_KEEP_AS_USUAL ? unit->reshard_forward : unit->keep == MS_KEEP_NOT;
     if (!reshards) return MS_OK;
-    if (returns && !ms_agree_is_on(unit->fsdp)) status = ms_near_keep(unit);
+    if (returns && !ms_lockstep_is_on(unit->fsdp)) status = ms_secondary_shard_keep(unit);
     return status ? status : ms_unit_reshard(unit);
 }
 
@@ -509,7 +509,7 @@ ms_status ms_fsdp_after_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const 
     if (!status) status = ms_gathers_leave(&fsdp->gather_times, owner(unit, false));
     if (!status) status = ms_schedule_leave(unit, false);
     if (!status && fsdp->depth == 0) status = end_evaluation(fsdp);
-    if (!status && index == 0) status = ms_agree_on_end(fsdp, false);
+    if (!status && index == 0) status = ms_lockstep_on_end(fsdp, false);
     ms_unit_note(unit, "post_forward", first);
     return ms_fsdp_end_job(fsdp, status);
 }

@@ -13,7 +13,7 @@
 
 #include "fsdp/flat_param.h"
 #include "grad/node.h"
-#include "hook/work.h"
+#include "hook/link_ops.h"
 #include "ops/values.h"
 
 static ms_status refuse(const ms_member *member, const char *why)
@@ -33,9 +33,9 @@ ms_status ms_outer_take(ms_member *member, ms_tensor *gradient)
     else if (member->stepped)
         status = refuse(member, "after it was stepped in backward: compute what uses it there "
                                 "after the forward, or step after backward");
-    if (!status && member->outer) status = ms_flat_add(member->outer, gradient);
+    if (!status && member->outer) status = ms_flat_param_add(member->outer, gradient);
     else if (!status) member->outer = ms_tensor_retain(gradient);
-    member->marked |= ms_tensor_grad_is_marked(member->tensor);
+    member->scaled |= ms_tensor_grad_is_marked(member->tensor);
     ms_tensor_release(gradient);
     return status;
 }
@@ -44,14 +44,14 @@ ms_status ms_outer_take(ms_member *member, ms_tensor *gradient)
 static ms_status add_or_copy(ms_tensor *to, ms_tensor *from, bool add)
 {
     if (ms_tensor_count(to) == 0) return MS_OK;
-    if (add) return ms_flat_add(to, from);
+    if (add) return ms_flat_param_add(to, from);
     return ms_copy_into(ms_tensor_engine(to), from, to);
 }
 
-ms_status ms_outer_add_before(ms_flat *flat)
+ms_status ms_outer_add_before(ms_flat_param *flat)
 {
     ms_status status = MS_OK;
-    for (uint32_t i = 0; i < flat->count && !status && !ms_flat_is_sharded(flat); i++) {
+    for (uint32_t i = 0; i < flat->count && !status && !ms_flat_param_is_sharded(flat); i++) {
         ms_member *member = &flat->members[i];
         if (!member->outer) continue;
         status = add_or_copy(member->gradient, member->outer, member->filled);
@@ -62,7 +62,7 @@ ms_status ms_outer_add_before(ms_flat *flat)
 }
 
 /* What the reduction makes of equal parts of all ranks; of a hook it is taken to be a mean. */
-static double factor_of(const ms_flat *flat)
+static double factor_of(const ms_flat_param *flat)
 {
     const ms_fsdp *fsdp = flat->unit->fsdp;
     double ranks = ms_group_size(flat->bucket.group);
@@ -89,10 +89,10 @@ static ms_status scale(ms_member *member)
 }
 
 /* The piece keeps `outer` until hand_out has seen it. */
-ms_status ms_outer_add_after(ms_flat *flat)
+ms_status ms_outer_add_after(ms_flat_param *flat)
 {
     ms_status status = MS_OK;
-    for (uint32_t i = 0; i < flat->count && !status && ms_flat_is_sharded(flat); i++) {
+    for (uint32_t i = 0; i < flat->count && !status && ms_flat_param_is_sharded(flat); i++) {
         ms_member *member = &flat->members[i];
         if (!member->outer) continue;
         status = ms_stream_wait_users(ms_engine_current(member->fsdp->engine), member->outer);
@@ -102,9 +102,9 @@ ms_status ms_outer_add_after(ms_flat *flat)
     return status;
 }
 
-bool ms_outer_is_left(const ms_flat *flat)
+bool ms_outer_is_left(const ms_flat_param *flat)
 {
-    for (uint32_t i = 0; i < flat->count && !ms_flat_is_sharded(flat); i++)
+    for (uint32_t i = 0; i < flat->count && !ms_flat_param_is_sharded(flat); i++)
         if (flat->members[i].outer) return true;
     return false;
 }
@@ -114,12 +114,12 @@ static ms_status put(ms_member *member)
 {
     ms_tensor *gradient = ms_tensor_grad(member->tensor);
     ms_status status = scale(member);
-    if (!status && !gradient) status = ms_flat_make_reduced(member->flat);
+    if (!status && !gradient) status = ms_flat_param_make_reduced(member->flat);
     ms_tensor *to = gradient ? gradient : member->reduced;
     if (!status) status = add_or_copy(to, member->outer, gradient != NULL);
     if (!status && !gradient) status = ms_leaf_put_grad(member->tensor, to);
-    if (!status && member->marked) ms_tensor_grad_mark(member->tensor);
-    member->marked = false;
+    if (!status && member->scaled) ms_tensor_grad_mark(member->tensor);
+    member->scaled = false;
     ms_outer_forget(member);
     return status;
 }
@@ -131,7 +131,7 @@ ms_status ms_outer_end(ms_fsdp *fsdp)
     for (uint32_t i = 0; i < fsdp->member_count && !status; i++) {
         ms_member *member = &fsdp->members[i];
         member->stepped = false;
-        if (member->outer && ms_flat_is_sharded(member->flat)) status = put(member);
+        if (member->outer && ms_flat_param_is_sharded(member->flat)) status = put(member);
     }
     return status;
 }

@@ -5,7 +5,7 @@
 #include "fsdp/partial.h"
 
 #include "fsdp/flat_param.h"
-#include "hook/work.h"
+#include "hook/link_ops.h"
 #include "ops/values.h"
 #include "tensor/op.h"
 
@@ -27,7 +27,7 @@ bool ms_fsdp_can_be_partial(const ms_fsdp *fsdp)
            && (link->options.op == MS_REDUCE_OP_AVG || link->options.op == MS_REDUCE_OP_SUM);
 }
 
-bool ms_flat_is_partial(const ms_flat *flat)
+bool ms_flat_param_is_partial(const ms_flat_param *flat)
 {
     const ms_fsdp *fsdp = flat->unit->fsdp;
     return !fsdp->replica_sync && flat->bucket.kind == MS_BUCKET_HYBRID
@@ -35,7 +35,7 @@ bool ms_flat_is_partial(const ms_flat *flat)
 }
 
 /* A mean is over the ranks of the shard group, so that 16-bit numbers stay in their range. */
-ms_status ms_flat_run_partly(ms_flat *flat, ms_tensor **result)
+ms_status ms_flat_param_run_partly(ms_flat_param *flat, ms_tensor **result)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_bucket *bucket = &flat->bucket;
@@ -52,15 +52,15 @@ ms_status ms_flat_run_partly(ms_flat *flat, ms_tensor **result)
     return status;
 }
 
-ms_status ms_flat_carry(ms_flat *flat, ms_tensor *result)
+ms_status ms_flat_param_carry(ms_flat_param *flat, ms_tensor *result)
 {
-    if (flat->carried) return ms_flat_add(flat->carried, result);
+    if (flat->carried) return ms_flat_param_add(flat->carried, result);
     return ms_copy_new(flat->unit->fsdp->engine, result, &flat->carried);
 }
 
 /* What `shard` has is added to this rank's part of the gradient: piece by piece where shards are
  * cut by rows. */
-static ms_status add_own(ms_flat *flat, ms_tensor *shard)
+static ms_status add_own(ms_flat_param *flat, ms_tensor *shard)
 {
     ms_bucket *bucket = &flat->bucket;
     int64_t one = 1, first = flat->length * ms_group_rank(bucket->shards);
@@ -75,7 +75,7 @@ static ms_status add_own(ms_flat *flat, ms_tensor *shard)
                                   bucket->parts ? m->packed + m->first : first, &to);
         if (!status)
             status = ms_tensor_window(shard, 1, &length, &one, bucket->parts ? m->at : 0, &from);
-        if (!status) status = ms_flat_add(to, from);
+        if (!status) status = ms_flat_param_add(to, from);
         ms_tensor_release(to);
         ms_tensor_release(from);
     }
@@ -83,7 +83,7 @@ static ms_status add_own(ms_flat *flat, ms_tensor *shard)
 }
 
 /* The mean over the shard group becomes the sum that the reduction divides again. */
-ms_status ms_flat_add_carried(ms_flat *flat)
+ms_status ms_flat_param_add_carried(ms_flat_param *flat)
 {
     ms_bucket *bucket = &flat->bucket;
     ms_tensor *scaled = NULL;

@@ -102,7 +102,7 @@ void ms_pass_note_gather(ms_unit *unit, bool any)
 /* ---------------------------------------------------------------- reductions */
 
 /* Whether gradients of earlier passes are kept as shards. Gradients of units whose backward runs
- * are this pass's; what they had before was put aside. */
+ * are this pass's; what they had before was saved. */
 static bool has_earlier_gradients(const ms_fsdp *fsdp)
 {
     for (uint32_t i = 0; i < fsdp->member_count; i++) {
@@ -132,7 +132,7 @@ static ms_status call_on_reduced(ms_fsdp *fsdp, uint32_t bucket)
     return fsdp->on_reduced(fsdp->on_reduced_user, bucket);
 }
 
-static ms_status tell(ms_flat *flat)
+static ms_status tell(ms_flat_param *flat)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     fsdp->stepped = false;
@@ -159,9 +159,9 @@ static ms_status launch(ms_unit *unit, bool is_last)
     uint32_t left = 0;
     for (uint32_t f = 0; f < unit->count; f++) left += unit->flats[f].trainable;
     for (uint32_t f = 0; f < unit->count && !status; f++) {
-        ms_flat *flat = &unit->flats[f];
+        ms_flat_param *flat = &unit->flats[f];
         if (!flat->trainable) continue;
-        status = ms_flat_reduce(flat, fsdp->launched++, is_last && --left == 0);
+        status = ms_flat_param_reduce(flat, fsdp->launched++, is_last && --left == 0);
         if (!status && final) status = tell(flat);
     }
     return status;
@@ -248,7 +248,7 @@ ms_status ms_pass_end(ms_fsdp *fsdp)
     return status ? status : call_on_reduced(fsdp, MS_REDUCED_ALL);
 }
 
-/* The times that were begun are begun anew by the next pass. */
+/* The times that were begun are begun again by the next pass. */
 void ms_pass_give_up(ms_fsdp *fsdp)
 {
     fsdp->held = NULL;

@@ -19,7 +19,7 @@ ms_status ms_pass_enter_backward(ms_unit *unit);
  * anything to gather. */
 void ms_pass_note_gather(ms_unit *unit, bool any);
 void ms_pass_note_prefetch(ms_unit *unit, bool any);
-/* A unit that is held back is launched now: its gradients are about to be put aside again. */
+/* A unit that is held back is launched now: its gradients are about to be saved again. */
 ms_status ms_pass_let_go(ms_unit *unit);
 /* After a unit's backward: whether its gradients may be reduced now. Otherwise they stay whole, as
  * without synchronization, until backward ends. */

@@ -1,7 +1,7 @@
 /* reduce.c: gradients of a unit: their memory during its backward, and their reduction to shards.
  *
- * The whole gradient lies in the flat buffer of the bucket, in the order of the flat parameter, and
- * zeros stand where no gradient has come. Its dtype is that of the reduction. Backward writes there
+ * The whole gradient is in the flat buffer of the bucket, in the order of the flat parameter, and
+ * zeros are where no gradient has come. Its dtype is that of the reduction. Backward writes there
  * if it computes in that dtype. Otherwise each parameter's gradient, once it is whole, is cast and
  * added there. Its memory is taken when the unit's backward begins and
  * given back once the reduction is enqueued. Without a reduction (a pass that is not synchronized)
@@ -17,7 +17,7 @@
 #include "fsdp/static_memory.h"
 #include "fsdp/unit.h"
 #include "grad/node.h"
-#include "hook/work.h"
+#include "hook/link_ops.h"
 #include "ops/values.h"
 
 /* --------------------------------------------------------- before a backward */
@@ -27,18 +27,18 @@
 static ms_status hold(ms_member *member)
 {
     ms_tensor *gradient = ms_tensor_grad(member->tensor);
-    member->marked |= gradient && ms_tensor_grad_is_marked(member->tensor);
+    member->scaled |= gradient && ms_tensor_grad_is_marked(member->tensor);
     if (!gradient) gradient = member->unsure;
     member->held = gradient != NULL;
     if (!gradient) return MS_OK;
-    ms_status status = ms_flat_make_reduced(member->flat);
+    ms_status status = ms_flat_param_make_reduced(member->flat);
     if (!status && gradient != member->reduced)
         status = ms_copy_into(member->flat->unit->fsdp->engine, gradient, member->reduced);
     if (member->unsure) member->unsure = member->reduced;
     return status ? status : ms_tensor_set_grad(member->tensor, NULL);
 }
 
-/* Also of unsharded parameters, whose reduced gradient may lie in the bucket: the next reduction
+/* Also of unsharded parameters, whose reduced gradient may be in the bucket: the next reduction
  * would add what every rank has of it. */
 ms_status ms_unit_hold_gradients(ms_unit *unit)
 {
@@ -65,20 +65,20 @@ static ms_status expect(ms_member *member)
 }
 
 /* Memory for the whole gradient, unless gradients of earlier passes are there. */
-static ms_status take_memory(ms_flat *flat)
+static ms_status take_memory(ms_flat_param *flat)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     if (!ms_storage_is_dropped(ms_tensor_storage(flat->bucket.flat))) return MS_OK;
     for (uint32_t i = 0; i < flat->count; i++) flat->members[i].filled = false;
-    return ms_rooms_refill(&fsdp->gradient_rooms, flat, flat->bucket.flat,
-                           ms_engine_current(fsdp->engine), &flat->room);
+    return ms_static_memory_refill(&fsdp->gradient_memory, flat, flat->bucket.flat,
+                                   ms_engine_current(fsdp->engine), &flat->block);
 }
 
 ms_status ms_unit_expect_gradients(ms_unit *unit)
 {
     ms_status status = MS_OK;
     for (uint32_t f = 0; f < unit->count && !status; f++) {
-        ms_flat *flat = &unit->flats[f];
+        ms_flat_param *flat = &unit->flats[f];
         if (!flat->trainable) continue;
         status = take_memory(flat);
         for (uint32_t i = 0; i < flat->count && !status; i++) {
@@ -97,10 +97,10 @@ static ms_status collect_cast(ms_member *member)
 {
     ms_engine *engine = member->flat->unit->fsdp->engine;
     ms_tensor *gradient = ms_tensor_grad(member->tensor);
-    ms_status status = member->filled ? ms_flat_add(member->gradient, gradient)
+    ms_status status = member->filled ? ms_flat_param_add(member->gradient, gradient)
                                       : ms_copy_into(engine, gradient, member->gradient);
     member->filled = true;
-    member->marked |= ms_tensor_grad_is_marked(member->tensor);
+    member->scaled |= ms_tensor_grad_is_marked(member->tensor);
     return status ? status : ms_tensor_set_grad(member->tensor, NULL);
 }
 
@@ -119,10 +119,10 @@ ms_status ms_unit_detach_gradients(ms_unit *unit)
 {
     ms_status status = MS_OK;
     for (uint32_t f = 0; f < unit->count; f++) {
-        ms_flat *flat = &unit->flats[f];
+        ms_flat_param *flat = &unit->flats[f];
         for (uint32_t i = 0; i < flat->count && !status && flat->trainable; i++) {
             ms_member *member = &flat->members[i];
-            member->marked |= ms_tensor_grad_is_marked(member->tensor);
+            member->scaled |= ms_tensor_grad_is_marked(member->tensor);
             status = ms_tensor_set_grad_home(member->tensor, NULL);
             if (!status) status = ms_tensor_set_grad(member->tensor, NULL);
         }
@@ -130,7 +130,7 @@ ms_status ms_unit_detach_gradients(ms_unit *unit)
     return status ? status : ms_unit_release(unit);
 }
 
-static ms_status restore(ms_flat *flat)
+static ms_status restore(ms_flat_param *flat)
 {
     ms_status status = MS_OK;
     for (uint32_t i = 0; i < flat->count && !status; i++) {
@@ -155,7 +155,7 @@ static ms_status zero(ms_tensor *view)
 }
 
 /* Zeros where no gradient came, and after the last parameter. */
-static ms_status fill_gaps(ms_flat *flat)
+static ms_status fill_gaps(ms_flat_param *flat)
 {
     int64_t padding = flat->padded - flat->numbers, one = 1;
     ms_tensor *tail = NULL;
@@ -173,7 +173,7 @@ static ms_status fill_gaps(ms_flat *flat)
  * before the sum, and by the rest after it; so their numbers are PyTorch's to the last bit, where
  * both add in one order. Powers of two give the same numbers either way. Only for a plain mean:
  * other links see what they reduce divided by all of `divisor`. */
-static double split_divisor(const ms_flat *flat, double divisor)
+static double split_divisor(const ms_flat_param *flat, double divisor)
 {
     const ms_fsdp *fsdp = flat->unit->fsdp;
     bool plain = !fsdp->hook && fsdp->link_count == 1
@@ -197,7 +197,7 @@ static ms_status divide(ms_tensor *tensor, double by)
 }
 
 /* The chain's result, on the communication stream, which is current. */
-static ms_status run_chain(ms_flat *flat, ms_tensor **result)
+static ms_status run_chain(ms_flat_param *flat, ms_tensor **result)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_bucket *bucket = &flat->bucket;
@@ -206,8 +206,9 @@ static ms_status run_chain(ms_flat *flat, ms_tensor **result)
     flat->ready[1] = (ms_point){ 0 };
     bucket->divisor = split_divisor(flat, divisor);
     /* A script may put another buffer in its place on one rank alone. */
-    bucket->standing = fsdp->hook ? 0 : ms_rooms_number(&fsdp->gradient_rooms, bucket->flat);
-    ms_status status = ms_flat_add_carried(flat);
+    bucket->fixed_address =
+        fsdp->hook ? 0 : ms_static_memory_number(&fsdp->gradient_memory, bucket->flat);
+    ms_status status = ms_flat_param_add_carried(flat);
     if (!status)
         status = fsdp->hook ? fsdp->hook(fsdp->hook_user, bucket, result, &flat->ready[1])
                             : ms_chain_run(fsdp->links, fsdp->link_count, bucket, result);
@@ -218,15 +219,15 @@ static ms_status run_chain(ms_flat *flat, ms_tensor **result)
 }
 
 /* The name of a member whose gradient a loss scaler has multiplied, or NULL. */
-static const char *first_marked(const ms_flat *flat)
+static const char *first_marked(const ms_flat_param *flat)
 {
     for (uint32_t i = 0; i < flat->count; i++)
-        if (flat->members[i].marked) return flat->members[i].name;
+        if (flat->members[i].scaled) return flat->members[i].name;
     return NULL;
 }
 
 /* Whether some member has a gradient of earlier passes, or of an earlier backward in this one. */
-static bool has_held(const ms_flat *flat)
+static bool has_held(const ms_flat_param *flat)
 {
     for (uint32_t i = 0; i < flat->count; i++)
         if (flat->members[i].held) return true;
@@ -234,34 +235,34 @@ static bool has_held(const ms_flat *flat)
 }
 
 /* Adds a reduced gradient to another, whose numbers count only where they are held. */
-static ms_status add(ms_flat *flat, ms_tensor *to, ms_tensor *from)
+static ms_status add(ms_flat_param *flat, ms_tensor *to, ms_tensor *from)
 {
     ms_status status = MS_OK;
     for (uint32_t i = 0; i < flat->count && !status; i++)
         if (!flat->members[i].held) status = zero(flat->members[i].reduced);
-    return status ? status : ms_flat_add(to, from);
+    return status ? status : ms_flat_param_add(to, from);
 }
 
-/* Gradients of unsharded parameters may stay in the bucket, those of pieces lie in `reduced`. What
+/* Gradients of unsharded parameters may stay in the bucket, those of pieces are in `reduced`. What
  * is held of earlier passes, always in `reduced`, is added. */
-static ms_status keep_result(ms_flat *flat, ms_tensor *result)
+static ms_status keep_result(ms_flat_param *flat, ms_tensor *result)
 {
     ms_engine *engine = flat->unit->fsdp->engine;
     ms_tensor *whole = flat->bucket.flat;
     ms_status status = MS_OK;
     bool any = has_held(flat);
-    if (ms_flat_is_in_bucket(flat)) {
+    if (ms_flat_param_is_in_bucket(flat)) {
         if (ms_tensor_storage(result) != ms_tensor_storage(whole))
             status = ms_copy_into(engine, result, whole);
         return status || !any ? status : add(flat, whole, flat->reduced);
     }
-    status = ms_flat_make_reduced(flat);
+    status = ms_flat_param_make_reduced(flat);
     if (status || ms_tensor_storage(result) == ms_tensor_storage(flat->reduced)) return status;
     return any ? add(flat, flat->reduced, result) : ms_copy_into(engine, result, flat->reduced);
 }
 
 /* The optimizer of the last step may still read what is reduced there. */
-static ms_status await_readers(ms_flat *flat)
+static ms_status await_readers(ms_flat_param *flat)
 {
     ms_stream *stream = ms_engine_current(flat->bucket.engine);
     return flat->reduced ? ms_stream_wait_users(stream, flat->reduced) : MS_OK;
@@ -269,11 +270,11 @@ static ms_status await_readers(ms_flat *flat)
 
 /* Both on the communication stream, which is current. Links that hold results write them to where
  * the gradients of pieces will be. */
-static ms_status reduce_wholly(ms_flat *flat, ms_tensor **result)
+static ms_status reduce_wholly(ms_flat_param *flat, ms_tensor **result)
 {
     ms_status status = MS_OK;
-    if (flat->unit->fsdp->whole_results && !ms_flat_is_in_bucket(flat)) {
-        status = ms_flat_make_reduced(flat);
+    if (flat->unit->fsdp->whole_results && !ms_flat_param_is_in_bucket(flat)) {
+        status = ms_flat_param_make_reduced(flat);
         if (!status) status = await_readers(flat);
         if (!flat->bucket.continues) flat->bucket.result = flat->reduced;
     }
@@ -282,15 +283,15 @@ static ms_status reduce_wholly(ms_flat *flat, ms_tensor **result)
     return status ? status : keep_result(flat, *result);
 }
 
-static ms_status reduce_partly(ms_flat *flat, ms_tensor **result)
+static ms_status reduce_partly(ms_flat_param *flat, ms_tensor **result)
 {
-    ms_status status = ms_flat_run_partly(flat, result);
+    ms_status status = ms_flat_param_run_partly(flat, result);
     ms_bucket_set_buffer(&flat->bucket, flat->bucket.flat);
-    return status ? status : ms_flat_carry(flat, *result);
+    return status ? status : ms_flat_param_carry(flat, *result);
 }
 
 /* All on the communication stream, so that the model's stream does not wait. */
-static ms_status launch(ms_flat *flat, ms_stream *stream)
+static ms_status launch(ms_flat_param *flat, ms_stream *stream)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_engine *engine = fsdp->engine;
@@ -300,10 +301,10 @@ static ms_status launch(ms_flat *flat, ms_stream *stream)
     ms_stream *before = ms_engine_set_current(engine, stream);
     status = ms_times_begin_reduction(&fsdp->times, &flat->bucket);
     if (!status)
-        status =
-            ms_flat_is_partial(flat) ? reduce_partly(flat, &result) : reduce_wholly(flat, &result);
+        status = ms_flat_param_is_partial(flat) ? reduce_partly(flat, &result)
+                                                : reduce_wholly(flat, &result);
     if (!status) status = ms_times_end_reduction(&fsdp->times, &flat->bucket);
-    if (!status && !ms_flat_is_partial(flat)) status = ms_outer_add_after(flat);
+    if (!status && !ms_flat_param_is_partial(flat)) status = ms_outer_add_after(flat);
     flat->ready[0] = ms_stream_last(stream);
     ms_engine_set_current(engine, before);
     ms_tensor_release(result);
@@ -311,7 +312,7 @@ static ms_status launch(ms_flat *flat, ms_stream *stream)
 }
 
 /* Marks stay until there is a gradient. */
-static ms_status keep_partly(ms_flat *flat)
+static ms_status keep_partly(ms_flat_param *flat)
 {
     for (uint32_t i = 0; i < flat->count; i++) {
         flat->members[i].carried |= flat->members[i].filled;
@@ -322,27 +323,27 @@ static ms_status keep_partly(ms_flat *flat)
 
 /* The reduced gradient becomes the gradient of the pieces, where some rank has filled it. What was
  * reduced within the shard group only is no gradient yet. */
-static ms_status hand_out(ms_flat *flat)
+static ms_status hand_out(ms_flat_param *flat)
 {
     ms_status status = MS_OK;
-    if (ms_flat_is_partial(flat)) return keep_partly(flat);
+    if (ms_flat_param_is_partial(flat)) return keep_partly(flat);
     for (uint32_t i = 0; i < flat->count && !status; i++) {
         ms_member *member = &flat->members[i];
         bool has = ms_member_has_gradient(member);
         ms_outer_forget(member); /* it is in the reduced gradient */
         member->held = member->filled = false;
         if (!has) continue;
-        status = ms_leaf_put_grad(member->tensor,
-                                  ms_flat_is_in_bucket(flat) ? member->gradient : member->reduced);
-        if (!status && member->marked) ms_tensor_grad_mark(member->tensor);
-        member->marked = false;
+        status = ms_leaf_put_grad(
+            member->tensor, ms_flat_param_is_in_bucket(flat) ? member->gradient : member->reduced);
+        if (!status && member->scaled) ms_tensor_grad_mark(member->tensor);
+        member->scaled = false;
     }
     return status;
 }
 
 /* The model's stream waits here if too many reductions are under way: each holds a whole gradient.
  * The memory is given back in stream order, once it is read. */
-ms_status ms_flat_reduce(ms_flat *flat, uint32_t index, bool is_last)
+ms_status ms_flat_param_reduce(ms_flat_param *flat, uint32_t index, bool is_last)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_stream *stream = NULL;
@@ -358,9 +359,9 @@ ms_status ms_flat_reduce(ms_flat *flat, uint32_t index, bool is_last)
     if (!status) status = ms_inflight_acquire(fsdp->reductions, ms_engine_current(fsdp->engine), 1);
     if (!status) status = launch(flat, stream);
     if (!status) status = ms_inflight_release(fsdp->reductions, flat->ready[0], 1);
-    if (!status && !ms_flat_is_in_bucket(flat))
-        status =
-            ms_rooms_drop(&fsdp->gradient_rooms, flat->bucket.flat, ms_unit_called(flat->unit));
+    if (!status && !ms_flat_param_is_in_bucket(flat))
+        status = ms_static_memory_drop(&fsdp->gradient_memory, flat->bucket.flat,
+                                       ms_unit_called(flat->unit));
     if (!status) status = hand_out(flat);
     ms_unit_note(flat->unit, "reduce_grad", first);
     return status;
@@ -368,23 +369,23 @@ ms_status ms_flat_reduce(ms_flat *flat, uint32_t index, bool is_last)
 
 /* ------------------------------------------------------ without a backward */
 
-ms_status ms_unit_prepare_reduction(ms_unit *unit, bool marked)
+ms_status ms_unit_prepare_reduction(ms_unit *unit, bool scaled)
 {
     ms_status status = ms_unit_hold_gradients(unit);
     for (uint32_t f = 0; f < unit->count && !status; f++) {
-        ms_flat *flat = &unit->flats[f];
+        ms_flat_param *flat = &unit->flats[f];
         if (!flat->trainable) continue;
         status = take_memory(flat);
-        for (uint32_t i = 0; i < flat->count; i++) flat->members[i].marked |= marked;
+        for (uint32_t i = 0; i < flat->count; i++) flat->members[i].scaled |= scaled;
     }
     return status;
 }
 
-static bool has_leftover(const ms_flat *flat)
+static bool has_leftover(const ms_flat_param *flat)
 {
     if (!flat->trainable) return false;
     if (ms_outer_is_left(flat)) return true;
-    if (flat->carried) return !ms_flat_is_partial(flat);
+    if (flat->carried) return !ms_flat_param_is_partial(flat);
     if (ms_storage_is_dropped(ms_tensor_storage(flat->bucket.flat))) return false;
     for (uint32_t i = 0; i < flat->count; i++)
         if (flat->members[i].filled) return true;

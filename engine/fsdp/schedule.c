@@ -20,7 +20,7 @@
  * gather, since the order is that of one rank alone. */
 static ms_schedule *running(const ms_fsdp *fsdp)
 {
-    return ms_agree_is_on(fsdp) ? NULL : fsdp->running;
+    return ms_lockstep_is_on(fsdp) ? NULL : fsdp->running;
 }
 
 static bool is_same(const ms_fsdp_use *a, const ms_fsdp_use *b)

@@ -9,21 +9,21 @@
 #include "fsdp/secondary_shard.h"
 
 #include "fsdp/flat_param.h"
-#include "hook/work.h"
+#include "hook/link_ops.h"
 #include "ops/values.h"
 #include "tensor/state.h"
 
-static int64_t length_of(const ms_flat *flat)
+static int64_t length_of(const ms_flat_param *flat)
 {
     return flat->padded / ms_group_size(flat->unit->fsdp->near);
 }
 
 /* It begins dropped, in memory that the near ranks read without a copy. */
-ms_status ms_near_make(ms_flat *flat)
+ms_status ms_secondary_shard_make(ms_flat_param *flat)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_storage *storage = NULL;
-    if (!fsdp->near || flat->own || !ms_flat_is_sharded(flat)) return MS_OK;
+    if (!fsdp->near || flat->own || !ms_flat_param_is_sharded(flat)) return MS_OK;
     int64_t length = length_of(flat);
     size_t bytes = (size_t)length * ms_dtype_bytes(flat->computes);
     ms_status status =
@@ -34,14 +34,14 @@ ms_status ms_near_make(ms_flat *flat)
     return status;
 }
 
-bool ms_near_is_usable(const ms_flat *flat)
+bool ms_secondary_shard_is_usable(const ms_flat_param *flat)
 {
     return flat->near && !flat->unit->full && !ms_storage_is_dropped(ms_tensor_storage(flat->near))
-           && flat->near_version == ms_tensor_version(flat->source);
+           && flat->secondary_version == ms_tensor_version(flat->source);
 }
 
 /* After a forward that backward will come to. */
-static ms_status take_part(ms_flat *flat)
+static ms_status take_part(ms_flat_param *flat)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_stream *current = ms_engine_current(fsdp->engine);
@@ -54,20 +54,20 @@ static ms_status take_part(ms_flat *flat)
     if (!status) status = ms_tensor_window(flat->form.whole, 1, &length, &one, first, &part);
     if (!status) status = ms_copy_into(fsdp->engine, part, flat->near);
     ms_tensor_release(part);
-    if (!status) flat->near_version = flat->form.shard_version;
+    if (!status) flat->secondary_version = flat->form.shard_version;
     return status;
 }
 
-ms_status ms_near_keep(ms_unit *unit)
+ms_status ms_secondary_shard_keep(ms_unit *unit)
 {
     ms_status status = MS_OK;
     for (uint32_t f = 0; f < unit->count && !status && !unit->full; f++)
-        if (unit->flats[f].near && !ms_near_is_usable(&unit->flats[f]))
+        if (unit->flats[f].near && !ms_secondary_shard_is_usable(&unit->flats[f]))
             status = take_part(&unit->flats[f]);
     return status;
 }
 
-ms_status ms_near_drop(ms_unit *unit)
+ms_status ms_secondary_shard_drop(ms_unit *unit)
 {
     ms_status status = MS_OK;
     for (uint32_t f = 0; f < unit->count && !status; f++) {

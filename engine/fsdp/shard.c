@@ -1,5 +1,5 @@
-/* shard.c: a flat parameter's shard as one tensor, and tensors that lie as it does: an optimizer's
- * state of one kind is one storage on every rank, whatever pieces a rank has. */
+/* shard.c: a flat parameter's shard as one tensor, and tensors that are laid out as it is: an
+ * optimizer's state of one kind is one storage on every rank, whatever pieces a rank has. */
 #include "fsdp/flat_param.h"
 
 #include "ops/values.h"
@@ -39,7 +39,7 @@ static ms_status refuse(const ms_member *a, const ms_member *b)
 }
 
 /* A parameter that comes twice makes the count wrong, or leaves another one out. */
-static ms_status check_all(const ms_flat *flat, ms_tensor *const *parameters, uint32_t count)
+static ms_status check_all(const ms_flat_param *flat, ms_tensor *const *parameters, uint32_t count)
 {
     for (uint32_t i = 0; i < flat->count; i++) {
         uint32_t found = 0;
@@ -69,15 +69,15 @@ ms_status ms_fsdp_shard(ms_fsdp *fsdp, ms_tensor *const *parameters, uint32_t co
     return status;
 }
 
-/* The element after the shard, on which empty pieces lie, is written: every rank has one. */
+/* The element after the shard, on which empty pieces are, is written: every rank has one. */
 ms_status ms_fsdp_note_written(ms_fsdp *fsdp)
 {
     ms_status status = MS_OK;
     for (uint32_t f = 0; f < fsdp->flat_count && !status; f++) {
-        ms_flat *flat = &fsdp->flats[f];
+        ms_flat_param *flat = &fsdp->flats[f];
         ms_tensor *last = NULL;
         int64_t one = 1;
-        if (!ms_flat_is_sharded(flat)) continue;
+        if (!ms_flat_param_is_sharded(flat)) continue;
         status = ms_tensor_window(flat->source, 1, &one, &one, flat->length, &last);
         if (!status) status = ms_fill_into(fsdp->engine, last, 0);
         ms_tensor_release(last);
@@ -92,9 +92,9 @@ ms_status ms_fsdp_state_new(ms_fsdp *fsdp, ms_tensor *parameter, ms_tensor **out
     ms_tensor *made = NULL;
     ms_status status = find(fsdp, parameter, &member);
     if (status) return status;
-    ms_flat *flat = member->flat;
-    status = ms_flat_new_beside(flat, MS_F32, &made);
-    if (!status) status = ms_flat_split_state(flat, ms_tensor_storage(made), MS_F32);
+    ms_flat_param *flat = member->flat;
+    status = ms_flat_param_new_beside(flat, MS_F32, &made);
+    if (!status) status = ms_flat_param_split_state(flat, ms_tensor_storage(made), MS_F32);
     if (!status) status = ms_fill_into(fsdp->engine, made, 0);
     if (status) ms_tensor_release(made);
     else *out = made;
@@ -108,6 +108,6 @@ ms_status ms_fsdp_state_piece(ms_fsdp *fsdp, ms_tensor *parameter, ms_tensor *st
     ms_status status = find(fsdp, parameter, &member);
     if (status) return status;
     MS_ASSERT(ms_tensor_count(state) == member->flat->length);
-    return ms_flat_is_sharded(member->flat) ? ms_member_piece_of(member, state, out)
-                                            : ms_flat_view(state, member, out);
+    return ms_flat_param_is_sharded(member->flat) ? ms_member_piece_of(member, state, out)
+                                                  : ms_flat_param_view(state, member, out);
 }

@@ -6,7 +6,7 @@
  * parameters have one after a pass), outer (gradients of uses outside of units), partial
  * (reductions within the shard group only), unit (gathering, handles), extend (gathers that send
  * something else than shards), near (parts that stay after forward), gathers (their times), flat
- * (memory), rooms (memory that is the same in each step).
+ * (memory), blocks (memory that is the same in each step).
  */
 #ifndef MOONSHARD_FSDP_STATE_H
 #define MOONSHARD_FSDP_STATE_H
@@ -16,13 +16,13 @@
 #include "meter/pass_times.h"
 #include "moonshard/fsdp.h"
 
-typedef struct ms_flat ms_flat;
+typedef struct ms_flat_param ms_flat_param;
 typedef struct ms_unit ms_unit;
 
 /* One parameter. Its address is the user pointer of its gradient hook, so the array never moves. */
 typedef struct ms_member {
     ms_fsdp *fsdp;
-    ms_flat *flat;
+    ms_flat_param *flat;
     ms_tensor *tensor; /* retained */
     char *name;
     uint64_t hook;
@@ -44,7 +44,7 @@ typedef struct ms_member {
     ms_tensor *reduced;  /* view of its piece of the reduced gradient */
     /* gradients.c, during a summon: the whole gradient, and that of the piece; owned. cleared: a
      * script has removed the whole one. */
-    ms_tensor *whole_gradient, *aside;
+    ms_tensor *whole_gradient, *saved_grad;
     bool cleared;
     bool filled; /* this rank's gradient is in `gradient` */
     /* filled.c. brought: it was filled before a reduction of this pass; carried: before one that
@@ -55,7 +55,7 @@ typedef struct ms_member {
     bool stepped; /* on_reduced has stepped it, or others of its bucket, in this backward */
     bool held;    /* `reduced` has the gradient of earlier passes, which stays */
     bool fired;   /* the backward that runs has added to its gradient */
-    bool marked;  /* what was detached is multiplied by a loss scale */
+    bool scaled;  /* what was detached is multiplied by a loss scale */
 } ms_member;
 
 /* When the last two users of memory that copies take in turn are done. */
@@ -64,7 +64,8 @@ typedef struct ms_turns {
     uint32_t count;
 } ms_turns;
 
-/* Whole parameters of one dtype, and what gathers them; what else is of them is in ms_flat. */
+/* Whole parameters of one dtype, and what gathers them; what else is of them is in ms_flat_param.
+ */
 typedef struct ms_form {
     ms_tensor *whole; /* [padded]; dropped while the unit is not gathered */
     ms_tensor *wire;  /* [padded]; by rows: what a gather gives, shard by shard; else NULL */
@@ -74,18 +75,18 @@ typedef struct ms_form {
     /* Versions when the last gather was enqueued: of the shard, which tells whether the whole is
      * still right, and of the whole, which tells whether a script wrote there. */
     uint64_t shard_version, whole_version;
-    /* The last rooms of whole, wire and cast (ms_rooms_refill). */
-    uint32_t whole_room, wire_room, cast_room;
+    /* The last blocks of whole, wire and cast (ms_static_memory_refill). */
+    uint32_t whole_block, wire_block, cast_block;
 } ms_form;
 
-/* The rooms of tensors that are taken and dropped in turn. Zeroed: none yet. */
-typedef struct ms_room_entry ms_room_entry;
-typedef struct ms_rooms {
-    ms_room_entry *list;
+/* The blocks of tensors that are taken and dropped in turn. Zeroed: none yet. */
+typedef struct ms_static_entry ms_static_entry;
+typedef struct ms_static_memory {
+    ms_static_entry *list;
     uint32_t count, lag;
     size_t capacity;
     uint64_t drops;
-} ms_rooms;
+} ms_static_memory;
 
 static inline void ms_outer_forget(ms_member *member)
 {
@@ -94,7 +95,7 @@ static inline void ms_outer_forget(ms_member *member)
 }
 
 /* A flat parameter: its memory, and the bucket in which its gradient is reduced. */
-struct ms_flat {
+struct ms_flat_param {
     ms_unit *unit;
     ms_member *members;
     uint32_t count;
@@ -116,15 +117,15 @@ struct ms_flat {
     ms_tensor *source; /* all of the shard's storage, the part of empty pieces included */
     ms_tensor *
         near; /* secondary_shard.c: a part of the whole, dropped but between forward and backward */
-    uint64_t near_version; /* of the shard when the part was gathered */
-    ms_tensor *kept;       /* during a summon: what an unsharded parameter held */
+    uint64_t secondary_version; /* of the shard when the part was gathered */
+    ms_tensor *kept;            /* during a summon: what an unsharded parameter held */
     /* During a summon with offload: what takes the place of form.whole, in the second pool; and
      * form.whole as it was, once its place is taken. Both owned. */
-    ms_tensor *outside, *inside;
+    ms_tensor *offloaded, *resident;
     ms_point gathered;  /* when the last gather is done */
     bool awaited;       /* the model's stream has waited for it */
     ms_bucket bucket;   /* flat: [padded], dropped between backwards; not of frozen parameters */
-    uint32_t room;      /* the last one of the bucket's memory */
+    uint32_t block;     /* the last one of the bucket's memory */
     ms_tensor *reduced; /* [length]; made at the first reduction */
     ms_tensor *carried; /* partial.c: [length], or NULL */
     ms_point ready[2];  /* when the last reduction is done: see ms_bucket_state in ddp */
@@ -148,7 +149,7 @@ struct ms_unit {
     ms_fsdp *fsdp;
     uint32_t index;
     char *name;
-    ms_flat *flats;
+    ms_flat_param *flats;
     uint32_t count;
     uint32_t trainable; /* members that need gradients */
     bool frozen;        /* some member needs none */
@@ -165,11 +166,12 @@ struct ms_unit {
     bool warned; /* that not all of them ran */
     uint32_t parts;
     uint32_t pending; /* trainable members whose gradients have not come in this backward */
-    /* Inputs of its recorded forwards that need gradients, and how many of those have come. blind:
-     * some forward had no such input, so inputs do not tell when its backward has ended. */
+    /* Inputs of its recorded forwards that need gradients, and how many of those have come.
+     * no_grad_inputs: some forward had no such input, so inputs do not tell when its backward has
+     * ended. */
     uint32_t inputs, inputs_done;
     ms_origin input; /* the last of them */
-    bool blind;
+    bool no_grad_inputs;
     /* Uses to which this backward may still come: outputs of recorded forwards whose gradients have
      * not come, and forwards that backward has not recomputed. */
     uint32_t outputs_left, recomputes_left;
@@ -227,7 +229,7 @@ struct ms_fsdp {
     double divisor;
     ms_member *members;
     uint32_t member_count;
-    ms_flat *flats; /* in order of units */
+    ms_flat_param *flats; /* in order of units */
     uint32_t flat_count;
     ms_unit *units;
     uint32_t unit_count;
@@ -238,10 +240,10 @@ struct ms_fsdp {
     bool sync, replica_sync, offload;
     bool full; /* forwards that begin compute in the shards' dtype */
     ms_gather_extension extension;
-    bool in_backward;  /* some unit's backward runs */
-    bool ends;         /* the end of the backward that runs will be seen */
-    uint64_t pass;     /* number of backwards that have ended */
-    ms_flat **buckets; /* trainable flat parameters by place */
+    bool in_backward;        /* some unit's backward runs */
+    bool ends;               /* the end of the backward that runs will be seen */
+    uint64_t pass;           /* number of backwards that have ended */
+    ms_flat_param **buckets; /* trainable flat parameters by place */
     uint32_t bucket_count;
     uint32_t depth;  /* calls of units' forwards that have not returned */
     bool begun;      /* a forward has begun a pass, whose backward has not ended */
@@ -264,7 +266,7 @@ struct ms_fsdp {
     char error[MS_ERROR_MESSAGE_BYTES]; /* that has ended the job; "": none has */
     ms_inflight *gathers, *reductions;
     ms_turns casts, wires; /* gathers of casts, and copies from wires */
-    ms_rooms whole_rooms, wire_rooms, cast_rooms, gradient_rooms;
+    ms_static_memory whole_memory, wire_memory, cast_memory, gradient_memory;
     ms_link links[MS_CHAIN_LINKS];
     uint32_t link_count;
     ms_comm_hook hook;
@@ -284,7 +286,7 @@ struct ms_fsdp {
     uint32_t turns, live;
     int64_t *words;
     int32_t *brought;                          /* filled.c: a word for each member */
-    ms_agreements agreements, pass_agreements; /* so far; in the last pass that has ended */
+    ms_lockstep_stats lockstep, pass_lockstep; /* so far; in the last pass that has ended */
 };
 
 /* "root", or the name of its module. */

@@ -72,14 +72,14 @@ bool ms_fsdp_unit_times(ms_fsdp *fsdp, uint32_t index, ms_unit_times *out)
     for (uint32_t i = 0; i < schedule->use_count; i++)
         if (schedule->uses[i].unit == index) uses[schedule->uses[i].backward]++;
     for (uint32_t f = 0; f < fsdp->units[index].count; f++)
-        flats += ms_flat_is_sharded(&fsdp->units[index].flats[f]);
+        flats += ms_flat_param_is_sharded(&fsdp->units[index].flats[f]);
     out->forward_ns = mean(forward, MS_SPAN_COMPUTE, uses[false]);
     out->backward_ns = mean(backward, MS_SPAN_COMPUTE, uses[true]);
     out->gather_ns = mean(forward, MS_SPAN_GATHER, forward->count[MS_SPAN_GATHER]) * flats;
     return true;
 }
 
-uint32_t ms_fsdp_links(const ms_fsdp *fsdp) { return ms_accounts_links(fsdp->times.accounts); }
+uint32_t ms_fsdp_links(const ms_fsdp *fsdp) { return ms_link_costs_links(fsdp->times.costs); }
 
 ms_link_stats ms_fsdp_link_stats(const ms_fsdp *fsdp, uint32_t link)
 {

@@ -44,8 +44,8 @@ static ms_status keep_values(ms_unit *unit, bool offload)
     ms_engine *engine = unit->fsdp->engine;
     ms_status status = MS_OK;
     for (uint32_t f = 0; f < unit->count && !status; f++) {
-        ms_flat *flat = &unit->flats[f];
-        if (ms_flat_is_apart(flat) || flat->kept) continue;
+        ms_flat_param *flat = &unit->flats[f];
+        if (ms_flat_param_is_apart(flat) || flat->kept) continue;
         status = offload ? ms_copy_offloaded(engine, flat->form.whole, &flat->kept)
                          : ms_copy_new(engine, flat->form.whole, &flat->kept);
         flat->form.whole_version = ms_tensor_version(flat->form.whole);
@@ -59,18 +59,18 @@ static ms_status gather(ms_unit *unit)
 {
     ms_status status = ms_unit_set_full(unit, true);
     if (status) return status;
-    return ms_agree_is_on(unit->fsdp) ? ms_unit_gather_anew(unit) : ms_unit_gather(unit);
+    return ms_lockstep_is_on(unit->fsdp) ? ms_unit_gather_anew(unit) : ms_unit_gather(unit);
 }
 
 /* After a gather: the current stream copies the whole outside, if it was not put in order there. */
-static ms_status move_out(ms_flat *flat)
+static ms_status move_out(ms_flat_param *flat)
 {
     ms_engine *engine = flat->unit->fsdp->engine;
-    if (!flat->outside || flat->inside) return MS_OK;
+    if (!flat->offloaded || flat->resident) return MS_OK;
     ms_status status = ms_stream_wait(ms_engine_current(engine), flat->gathered);
     flat->awaited = true;
     if (status || ms_storage_is_dropped(ms_tensor_storage(flat->form.whole))) return status;
-    return ms_copy_into(engine, flat->form.whole, flat->outside);
+    return ms_copy_into(engine, flat->form.whole, flat->offloaded);
 }
 
 /* Gathers a unit, whose whole parameters are outside then: its memory is free for the next unit.
@@ -81,13 +81,13 @@ static ms_status gather_outside(ms_unit *unit)
     /* What was gathered before would be in memory beside the units to come. */
     if (!status) status = ms_unit_reshard(unit);
     for (uint32_t f = 0; f < unit->count && !status; f++) {
-        status = ms_flat_make_outside(&unit->flats[f]);
-        if (!ms_flat_is_sharded(&unit->flats[f])) ms_flat_go_outside(&unit->flats[f]);
+        status = ms_flat_param_make_offloaded(&unit->flats[f]);
+        if (!ms_flat_param_is_sharded(&unit->flats[f])) ms_flat_param_offload(&unit->flats[f]);
     }
     if (!status) status = gather(unit);
     for (uint32_t f = 0; f < unit->count && !status; f++) status = move_out(&unit->flats[f]);
     if (!status) status = ms_unit_reshard(unit);
-    for (uint32_t f = 0; f < unit->count && !status; f++) ms_flat_go_outside(&unit->flats[f]);
+    for (uint32_t f = 0; f < unit->count && !status; f++) ms_flat_param_offload(&unit->flats[f]);
     return status;
 }
 
@@ -95,7 +95,7 @@ static ms_status gather_outside(ms_unit *unit)
 static ms_status pass_by(ms_unit *unit)
 {
     ms_status status = ms_gradients_put_back(unit, false);
-    for (uint32_t f = 0; f < unit->count; f++) ms_flat_come_back(&unit->flats[f]);
+    for (uint32_t f = 0; f < unit->count; f++) ms_flat_param_unload(&unit->flats[f]);
     if (!status) status = ms_unit_reshard(unit);
     return status ? status : ms_unit_set_full(unit, false);
 }
@@ -139,9 +139,9 @@ static ms_status end_unit(ms_unit *unit, bool write)
 {
     ms_status status = MS_OK;
     for (uint32_t f = 0; f < unit->count && !status; f++) {
-        ms_flat *flat = &unit->flats[f];
+        ms_flat_param *flat = &unit->flats[f];
         bool changed = ms_tensor_version(flat->form.whole) != flat->form.whole_version;
-        if (!ms_flat_is_apart(flat)) {
+        if (!ms_flat_param_is_apart(flat)) {
             /* Unchanged values stay unwritten: a backward to come may have saved them. */
             if (!write && changed)
                 status = ms_copy_into(unit->fsdp->engine, flat->kept, flat->form.whole);
@@ -149,12 +149,12 @@ static ms_status end_unit(ms_unit *unit, bool write)
             flat->kept = NULL;
             continue;
         }
-        if (write && changed) status = ms_flat_keep_own(flat);
+        if (write && changed) status = ms_flat_param_keep_own(flat);
         flat->form.whole_version = ms_tensor_version(flat->form.whole);
     }
     if (!status) status = ms_gradients_take(unit);
     if (!status) status = ms_unit_release(unit);
-    for (uint32_t f = 0; f < unit->count && !status; f++) ms_flat_come_back(&unit->flats[f]);
+    for (uint32_t f = 0; f < unit->count && !status; f++) ms_flat_param_unload(&unit->flats[f]);
     if (!status) status = ms_gradients_put_back(unit, write);
     if (!status) status = ms_unit_reshard(unit);
     return status ? status : ms_unit_set_full(unit, false);
@@ -173,10 +173,10 @@ ms_status ms_fsdp_summon_end(ms_fsdp *fsdp, bool write)
 /* ---------------------------------------------------------- values made later */
 
 /* Memory for a flat parameter that has no values, zeros at first; no gather will overwrite it. */
-static ms_status take_blank(ms_flat *flat)
+static ms_status take_blank(ms_flat_param *flat)
 {
     ms_engine *engine = flat->unit->fsdp->engine;
-    if (!flat->blank || !ms_flat_is_sharded(flat)) return MS_OK;
+    if (!flat->blank || !ms_flat_param_is_sharded(flat)) return MS_OK;
     ms_status status =
         ms_storage_refill(ms_tensor_storage(flat->form.whole), ms_engine_current(engine));
     if (status) return status;
@@ -192,13 +192,13 @@ ms_status ms_fsdp_begin_values(ms_fsdp *fsdp, uint32_t index)
     ms_status status = ms_fsdp_check_idle(fsdp, "begin_values");
     if (!status) status = ms_unit_set_full(unit, true);
     for (uint32_t f = 0; f < unit->count && !status; f++) status = take_blank(&unit->flats[f]);
-    /* Parameters that had memory lie in shards already. */
+    /* Parameters that had memory are in shards already. */
     if (!status) status = gather(unit);
     return status ? status : ms_unit_use(unit);
 }
 
 /* All ranks get the values of the first, without a buffer. */
-static ms_status copy_from_first(ms_flat *flat)
+static ms_status copy_from_first(ms_flat_param *flat)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_group *group = flat->own ? flat->shards : fsdp->group;
@@ -249,7 +249,7 @@ ms_status ms_fsdp_unwrap(ms_fsdp *fsdp)
 
 /* All gradients go, also those of earlier passes: units whose backward had ended have added this
  * pass's to them already. */
-static void give_up_gradients(ms_flat *flat)
+static void give_up_gradients(ms_flat_param *flat)
 {
     for (uint32_t i = 0; i < flat->count; i++) {
         ms_member *member = &flat->members[i];
@@ -257,13 +257,14 @@ static void give_up_gradients(ms_flat *flat)
         ms_outer_forget(member);
         ms_tensor_set_grad_home(member->tensor, NULL);
         ms_tensor_set_grad(member->tensor, NULL);
-        member->held = member->filled = member->fired = member->marked = member->stepped = false;
+        member->held = member->filled = member->fired = member->scaled = member->stepped = false;
     }
     ms_tensor_release(flat->carried);
     flat->carried = NULL;
     ms_tensor *whole = flat->bucket.flat;
-    if (!ms_flat_is_in_bucket(flat) && !ms_storage_is_dropped(ms_tensor_storage(whole)))
-        ms_rooms_drop(&flat->unit->fsdp->gradient_rooms, whole, ms_unit_called(flat->unit));
+    if (!ms_flat_param_is_in_bucket(flat) && !ms_storage_is_dropped(ms_tensor_storage(whole)))
+        ms_static_memory_drop(&flat->unit->fsdp->gradient_memory, whole,
+                              ms_unit_called(flat->unit));
 }
 
 /* Nothing here can fail in a way that matters: what is released had been made. */
@@ -277,17 +278,17 @@ void ms_fsdp_reset(ms_fsdp *fsdp)
     for (uint32_t u = 0; u < fsdp->unit_count; u++) {
         ms_unit *unit = &fsdp->units[u];
         unit->depth = unit->inputs = unit->inputs_done = 0;
-        unit->blind = false;
+        unit->no_grad_inputs = false;
         unit->outputs_left = unit->recomputes_left = 0;
         unit->deferred = unit->entered = false;
         unit->parts_left = 0;
         ms_unit_release(unit);
         for (uint32_t f = 0; f < unit->count; f++) {
-            ms_flat_come_back(&unit->flats[f]);
+            ms_flat_param_unload(&unit->flats[f]);
             if (unit->flats[f].trainable) give_up_gradients(&unit->flats[f]);
         }
         ms_unit_reshard(unit);
-        ms_near_drop(unit);
+        ms_secondary_shard_drop(unit);
         ms_unit_enter(unit, MS_UNIT_IDLE);
     }
 }

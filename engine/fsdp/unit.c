@@ -6,7 +6,7 @@
 #include "fsdp/secondary_shard.h"
 #include "fsdp/static_memory.h"
 #include "grad/node.h"
-#include "hook/work.h"
+#include "hook/link_ops.h"
 #include "tensor/part.h"
 #include "tensor/tensor.h"
 
@@ -43,9 +43,10 @@ void ms_unit_note(const ms_unit *unit, const char *edge, size_t first)
 /* ------------------------------------------------------------------- writes */
 
 /* The first member that was written while it was whole, or NULL. */
-static const ms_member *written(const ms_flat *flat)
+static const ms_member *written(const ms_flat_param *flat)
 {
-    if (!ms_flat_is_apart(flat) || ms_tensor_version(flat->form.whole) == flat->form.whole_version)
+    if (!ms_flat_param_is_apart(flat)
+        || ms_tensor_version(flat->form.whole) == flat->form.whole_version)
         return NULL;
     for (uint32_t i = 0; i < flat->count; i++)
         if (ms_tensor_version(flat->members[i].tensor) > flat->form.whole_version)
@@ -70,19 +71,19 @@ static ms_status check_unwritten(const ms_unit *unit)
 
 /* ---------------------------------------------------------------- gathering */
 
-/* A gather of a flat parameter that lies in memory already, and whose shard is as it was then,
+/* A gather of a flat parameter that is in memory already, and whose shard is as it was then,
  * would write the same values. */
-static bool is_fresh(const ms_flat *flat)
+static bool is_fresh(const ms_flat_param *flat)
 {
     return !ms_storage_is_dropped(ms_tensor_storage(flat->form.whole))
            && ms_tensor_version(flat->source) == flat->form.shard_version;
 }
 
-static ms_status take_memory(ms_flat *flat, ms_rooms *rooms, ms_tensor *tensor, ms_stream *stream,
-                             uint32_t *room)
+static ms_status take_memory(ms_flat_param *flat, ms_static_memory *memory, ms_tensor *tensor,
+                             ms_stream *stream, uint32_t *block)
 {
     if (!ms_storage_is_dropped(ms_tensor_storage(tensor))) return MS_OK;
-    return ms_rooms_refill(rooms, flat, tensor, stream, room);
+    return ms_static_memory_refill(memory, flat, tensor, stream, block);
 }
 
 /* Copies run on streams of their own, one before gathers and one after them, so that the next
@@ -104,8 +105,8 @@ static void end_turn(ms_turns *turns, ms_point point) { turns->ended[turns->coun
 
 /* Runs a copy of `to`'s flat parameter on the stream, after all tasks that still use its old
  * values, and times it. */
-static ms_status copy_on(ms_flat *flat, ms_stream *stream, const ms_tensor *to,
-                         ms_status (*copy)(ms_flat *flat))
+static ms_status copy_on(ms_flat_param *flat, ms_stream *stream, const ms_tensor *to,
+                         ms_status (*copy)(ms_flat_param *flat))
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     uint32_t span = 0;
@@ -122,7 +123,7 @@ static ms_status copy_on(ms_flat *flat, ms_stream *stream, const ms_tensor *to,
 
 /* Copies the shard to the memory that this gather alone reads, or, of a flat parameter that is not
  * sharded, to the whole. The stream of the gathers waits for it. */
-static ms_status copy_in(ms_flat *flat, ms_stream *gathers)
+static ms_status copy_in(ms_flat_param *flat, ms_stream *gathers)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_tensor *cast = flat->form.cast;
@@ -132,40 +133,41 @@ static ms_status copy_in(ms_flat *flat, ms_stream *gathers)
     if (!status) status = ms_stream_wait_users(stream, flat->source);
     if (!status && cast) status = take_turn(&fsdp->casts, stream);
     if (!status && cast)
-        status = take_memory(flat, &fsdp->cast_rooms, cast, stream, &flat->form.cast_room);
-    if (!status) status = copy_on(flat, stream, cast ? cast : flat->form.whole, ms_flat_cast);
+        status = take_memory(flat, &fsdp->cast_memory, cast, stream, &flat->form.cast_block);
+    if (!status) status = copy_on(flat, stream, cast ? cast : flat->form.whole, ms_flat_param_cast);
     return status ? status : ms_stream_wait(gathers, flat->gathered);
 }
 
 /* Under layout = "rows": copies the gathered rows from the wire to the whole flat parameter, and
  * drops the wire, which nothing else reads. */
-static ms_status copy_out(ms_flat *flat)
+static ms_status copy_out(ms_flat_param *flat)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_stream *stream = NULL;
     ms_status status = copying_stream(fsdp, false, &stream);
     if (!status) status = ms_stream_wait(stream, flat->gathered);
     if (!status)
-        status = copy_on(flat, stream, flat->outside ? flat->outside : flat->form.whole,
-                         ms_flat_arrange);
+        status = copy_on(flat, stream, flat->offloaded ? flat->offloaded : flat->form.whole,
+                         ms_flat_param_arrange);
     if (!status) end_turn(&fsdp->wires, flat->gathered);
-    if (!status) status = ms_rooms_drop(&fsdp->wire_rooms, flat->form.wire, flat->unit->name);
+    if (!status)
+        status = ms_static_memory_drop(&fsdp->wire_memory, flat->form.wire, flat->unit->name);
     return status;
 }
 
 /* A shard's own memory stays where it is. */
-static uint32_t standing_of(const ms_flat *flat, bool direct)
+static uint32_t fixed_address_of(const ms_flat_param *flat, bool direct)
 {
     const ms_fsdp *fsdp = flat->unit->fsdp;
-    uint32_t out = direct ? ms_rooms_number(&fsdp->whole_rooms, flat->form.whole)
-                          : ms_rooms_number(&fsdp->wire_rooms, flat->form.wire);
+    uint32_t out = direct ? ms_static_memory_number(&fsdp->whole_memory, flat->form.whole)
+                          : ms_static_memory_number(&fsdp->wire_memory, flat->form.wire);
     if (!flat->form.cast) return out;
-    return ms_rooms_pair(ms_rooms_number(&fsdp->cast_rooms, flat->form.cast), out);
+    return ms_static_memory_pair(ms_static_memory_number(&fsdp->cast_memory, flat->form.cast), out);
 }
 
 /* Of shards, cast or not, to the whole or to the wire; or of parts within the near group, to the
  * whole. */
-static ms_collective gather_of(ms_flat *flat, bool near)
+static ms_collective gather_of(ms_flat_param *flat, bool near)
 {
     const ms_unit *unit = flat->unit;
     bool direct = near || !flat->form.wire;
@@ -181,14 +183,14 @@ static ms_collective gather_of(ms_flat *flat, bool near)
 }
 
 /* What travels, timed. */
-static ms_status transfer(ms_flat *flat, bool near, const ms_collective *call)
+static ms_status transfer(ms_flat_param *flat, bool near, const ms_collective *call)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     uint32_t span = 0;
     ms_status status = ms_gathers_begin(&fsdp->gather_times, MS_SPAN_GATHER, 2 * flat->unit->index,
                                         call->stream, &span);
-    if (!status && !near && ms_extend_applies(flat))
-        status = ms_extend_gather(flat, call->in, call->stream, call->out);
+    if (!status && !near && ms_gather_codec_applies(flat))
+        status = ms_gather_codec_gather(flat, call->in, call->stream, call->out);
     else if (!status)
         status = ms_group_enqueue(near ? fsdp->near : flat->shards, 2, call, &flat->gathered);
     return status ? status : ms_gathers_end(&fsdp->gather_times, span, call->stream);
@@ -196,38 +198,38 @@ static ms_status transfer(ms_flat *flat, bool near, const ms_collective *call)
 
 /* What is copied, travels, and is put in order: as much of it as the flat parameter needs. All
  * gathers of a model are in one order, on the stream that the limit holds back. */
-static ms_status move(ms_flat *flat, bool near, ms_stream *stream)
+static ms_status move(ms_flat_param *flat, bool near, ms_stream *stream)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_collective call = gather_of(flat, near);
     ms_status status = MS_OK;
-    bool casts = !near && (flat->form.cast || !ms_flat_is_sharded(flat));
+    bool casts = !near && (flat->form.cast || !ms_flat_param_is_sharded(flat));
     call.stream = stream;
     if (casts) status = copy_in(flat, stream);
-    if (status || !ms_flat_is_sharded(flat)) return status;
+    if (status || !ms_flat_param_is_sharded(flat)) return status;
     if (!call.restore) status = take_turn(&fsdp->wires, stream);
     if (!status && !call.restore)
         status =
-            take_memory(flat, &fsdp->wire_rooms, flat->form.wire, stream, &flat->form.wire_room);
-    if (!near) call.standing = standing_of(flat, call.restore);
+            take_memory(flat, &fsdp->wire_memory, flat->form.wire, stream, &flat->form.wire_block);
+    if (!near) call.fixed_address = fixed_address_of(flat, call.restore);
     if (!status) status = transfer(flat, near, &call);
     if (!status && casts) end_turn(&fsdp->casts, flat->gathered);
     if (!status && casts)
-        status = ms_rooms_drop(&fsdp->cast_rooms, flat->form.cast, flat->unit->name);
+        status = ms_static_memory_drop(&fsdp->cast_memory, flat->form.cast, flat->unit->name);
     return status || call.restore ? status : copy_out(flat);
 }
 
 /* The memory is taken on the stream of the gathers, which waits for the last users of that memory;
  * the model's stream goes on. Rows that are put in order outside need none but the wire. */
-static ms_status gather_flat(ms_flat *flat, bool near)
+static ms_status gather_flat(ms_flat_param *flat, bool near)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_stream *stream = NULL;
-    bool elsewhere = flat->outside && flat->form.wire && !near;
+    bool elsewhere = flat->offloaded && flat->form.wire && !near;
     ms_status status = ms_group_stream(fsdp->shards, 2, &stream);
     if (!status && !elsewhere)
-        status =
-            take_memory(flat, &fsdp->whole_rooms, flat->form.whole, stream, &flat->form.whole_room);
+        status = take_memory(flat, &fsdp->whole_memory, flat->form.whole, stream,
+                             &flat->form.whole_block);
     /* The optimizer's stream may still write it. */
     if (!status) status = ms_stream_wait_users(stream, near ? flat->near : flat->source);
     if (!status) status = move(flat, near, stream);
@@ -245,9 +247,9 @@ static ms_status gather_flats(ms_unit *unit, bool anew)
     size_t first = ms_trace_count(unit->fsdp->engine);
     bool any = false;
     for (uint32_t f = 0; f < unit->count && !status; f++) {
-        ms_flat *flat = &unit->flats[f];
-        if (!ms_flat_is_apart(flat) || (!anew && is_fresh(flat))) continue;
-        status = gather_flat(flat, !anew && ms_near_is_usable(flat));
+        ms_flat_param *flat = &unit->flats[f];
+        if (!ms_flat_param_is_apart(flat) || (!anew && is_fresh(flat))) continue;
+        status = gather_flat(flat, !anew && ms_secondary_shard_is_usable(flat));
         any = true;
     }
     if (!status && unit->place == MS_UNIT_SHARDED) unit->place = MS_UNIT_GATHERED;
@@ -267,7 +269,7 @@ ms_status ms_unit_gather_anew(ms_unit *unit)
 bool ms_unit_is_fresh(const ms_unit *unit)
 {
     for (uint32_t f = 0; f < unit->count; f++)
-        if (ms_flat_is_apart(&unit->flats[f]) && !is_fresh(&unit->flats[f])) return false;
+        if (ms_flat_param_is_apart(&unit->flats[f]) && !is_fresh(&unit->flats[f])) return false;
     return true;
 }
 
@@ -276,11 +278,11 @@ bool ms_unit_is_fresh(const ms_unit *unit)
 /* An unsharded parameter is whole at all times. */
 void ms_member_show(ms_member *member, bool whole)
 {
-    const ms_flat *flat = member->flat;
+    const ms_flat_param *flat = member->flat;
     /* It has a meta since the model was made, so this cannot fail. */
     ms_leaf_set_outer(member->tensor, !whole);
     ms_tensor_set_part(member->tensor, whole ? NULL : member->piece_of);
-    if (whole || !ms_flat_is_sharded(flat))
+    if (whole || !ms_flat_param_is_sharded(flat))
         ms_tensor_reshape_onto(member->tensor, whole ? flat->form.whole : flat->shard,
                                member->begin, member->dims, member->shape);
     else
@@ -304,7 +306,7 @@ static ms_status await_gathers(ms_unit *unit)
     bool any = false;
     uint32_t span = 0;
     for (uint32_t f = 0; f < unit->count; f++)
-        any |= ms_flat_is_sharded(&unit->flats[f]) && !unit->flats[f].awaited;
+        any |= ms_flat_param_is_sharded(&unit->flats[f]) && !unit->flats[f].awaited;
     if (any) status = ms_gathers_pause(times);
     if (any && !status)
         status = ms_gathers_begin(times, MS_SPAN_WAIT, 2 * unit->index, current, &span);
@@ -337,7 +339,8 @@ uint64_t ms_unit_whole_bytes(const ms_unit *unit)
 {
     uint64_t bytes = 0;
     for (uint32_t f = 0; f < unit->count; f++)
-        if (ms_flat_is_apart(&unit->flats[f])) bytes += ms_tensor_bytes(unit->flats[f].form.whole);
+        if (ms_flat_param_is_apart(&unit->flats[f]))
+            bytes += ms_tensor_bytes(unit->flats[f].form.whole);
     return bytes;
 }
 
@@ -353,11 +356,12 @@ ms_status ms_unit_reshard(ms_unit *unit)
     unit->prefetched = false;
     unit->place = MS_UNIT_SHARDED;
     for (uint32_t f = 0; f < unit->count; f++) {
-        ms_flat *flat = &unit->flats[f];
+        ms_flat_param *flat = &unit->flats[f];
         ms_tensor *whole = flat->form.whole;
-        if (!ms_flat_is_apart(flat) || ms_storage_is_dropped(ms_tensor_storage(whole))) continue;
+        if (!ms_flat_param_is_apart(flat) || ms_storage_is_dropped(ms_tensor_storage(whole)))
+            continue;
         bytes += ms_tensor_bytes(whole);
-        ms_status status = ms_rooms_drop(&fsdp->whole_rooms, whole, ms_unit_called(unit));
+        ms_status status = ms_static_memory_drop(&fsdp->whole_memory, whole, ms_unit_called(unit));
         if (status) return status;
     }
     if (bytes == 0) return MS_OK;
@@ -382,7 +386,8 @@ ms_status ms_unit_set_full(ms_unit *unit, bool yes)
             "and evaluation mode between passes",
             ms_unit_called(unit), yes ? "low" : "full");
     ms_status status = ms_unit_reshard(unit);
-    for (uint32_t f = 0; f < unit->count && !status; f++) ms_flat_set_full(&unit->flats[f], yes);
+    for (uint32_t f = 0; f < unit->count && !status; f++)
+        ms_flat_param_set_full(&unit->flats[f], yes);
     if (!status) unit->full = yes;
     return status;
 }

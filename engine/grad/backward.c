@@ -35,23 +35,23 @@ struct ms_pass {
     bool reads_homes;     /* a node in it may read what homes held before */
     uint64_t visit;
     bool retain;
-    ms_node **stack; /* nodes to look at; later all nodes that take part */
+    ms_tape_node **stack; /* nodes to look at; later all nodes that take part */
     size_t stack_count, stack_capacity;
-    ms_node **ready; /* heap, latest first */
+    ms_tape_node **ready; /* heap, latest first */
     size_t ready_count, ready_capacity;
-    ms_node **seen;
+    ms_tape_node **seen;
     size_t seen_count, seen_capacity;
 };
 
 /* What a node and its script line are called in messages. */
-static const char *name_of(const ms_node *node)
+static const char *name_of(const ms_tape_node *node)
 {
     if (node->op) return node->op->name;
     return node->function ? node->function->name : "a leaf";
 }
 
 /* Work that no script line has enqueued is the engine's own. */
-static const char *line_of(const ms_node *node, uint32_t script)
+static const char *line_of(const ms_tape_node *node, uint32_t script)
 {
     const char *line = ms_strings_get(ms_engine_strings(node->engine), script);
     return *line ? line : "the engine";
@@ -62,7 +62,7 @@ static const char *line_of(const ms_node *node, uint32_t script)
 /* The error for a saved tensor that was written after it was saved. It names the operator that
  * saved it and the task that wrote it, both with their script lines: without them the user has to
  * search the whole script. */
-static ms_status refuse_written(const ms_node *node, const ms_tensor *tensor)
+static ms_status refuse_written(const ms_tape_node *node, const ms_tensor *tensor)
 {
     char shape[160];
     size_t begin, end;
@@ -80,10 +80,10 @@ static ms_status refuse_written(const ms_node *node, const ms_tensor *tensor)
 /* Whether all that the node reads is as it was when forward saved it. It is called twice for each
  * node: at discovery, so that nothing has changed if it fails, and right before the node runs,
  * since hooks run in between. */
-static ms_status check_versions(const ms_node *node)
+static ms_status check_versions(const ms_tape_node *node)
 {
     ms_saved saved;
-    for (uint32_t i = 0; ms_node_reads(node, i, &saved); i++)
+    for (uint32_t i = 0; ms_tape_node_reads(node, i, &saved); i++)
         if (ms_tensor_version(saved.tensor) != saved.version)
             return refuse_written(node, saved.tensor);
     return MS_OK;
@@ -92,7 +92,7 @@ static ms_status check_versions(const ms_node *node)
 /* Computes casts again that the node saved and that were dropped together with their weight's
  * storage. Once the weight has been refilled with the same values, the cast has the same bits as
  * before. */
-static ms_status recast_saved(const ms_node *node)
+static ms_status recast_saved(const ms_tape_node *node)
 {
     ms_status status = MS_OK;
     for (uint32_t i = 0; i < node->saved_count && !status; i++)
@@ -102,7 +102,7 @@ static ms_status recast_saved(const ms_node *node)
 
 /* A node whose saved tensors were freed cannot run again; it keeps the line of the backward that
  * freed them for this message. */
-static ms_status check_node(const ms_node *node)
+static ms_status check_node(const ms_tape_node *node)
 {
     if (node->used)
         return ms_engine_fail(node->engine, MS_ERROR_STATE,
@@ -115,8 +115,8 @@ static ms_status check_node(const ms_node *node)
 
 /* Appends a node to one of the pass's lists. The lists live for one pass. They grow geometrically,
  * so discovery takes linear time. */
-static ms_status push(ms_pass *pass, ms_node ***items, size_t *count, size_t *capacity,
-                      ms_node *node)
+static ms_status push(ms_pass *pass, ms_tape_node ***items, size_t *count, size_t *capacity,
+                      ms_tape_node *node)
 {
     ms_status status = ms_grow(ms_engine_context(pass->engine), (void **)items, capacity,
                                *count + 1, sizeof **items);
@@ -125,7 +125,7 @@ static ms_status push(ms_pass *pass, ms_node ***items, size_t *count, size_t *ca
 }
 
 /* Whether one of the backwards that this one runs inside of goes through the node as well. */
-static bool is_shared(const ms_pass *pass, const ms_node *node)
+static bool is_shared(const ms_pass *pass, const ms_tape_node *node)
 {
     for (const ms_pass *outer = pass->outer; outer; outer = outer->outer)
         if (node->visit == outer->visit) return true;
@@ -135,7 +135,7 @@ static bool is_shared(const ms_pass *pass, const ms_node *node)
 /* Makes a node part of this pass when it is met first. A node that an outer pass goes through is
  * left to it if this pass runs for a recomputed function; for a hook it is an error, since the
  * node's list of gradients can serve one pass only. */
-static ms_status see(ms_pass *pass, ms_node *node)
+static ms_status see(ms_pass *pass, ms_tape_node *node)
 {
     if (node->visit == pass->visit) return MS_OK;
     if (is_shared(pass, node)) {
@@ -157,21 +157,21 @@ static ms_status see(ms_pass *pass, ms_node *node)
     node->visit = pass->visit;
     node->pending = 0;
     node->references++; /* hooks may drop tensors while this runs */
-    ms_node_expect(node);
+    ms_tape_node_expect(node);
     return MS_OK;
 }
 
 /* Finds all nodes below the roots and counts the edges into each. Edges into nodes of an outer pass
  * are not counted: that pass counts its own, and the recomputed node has an edge to each of them
  * that it used in its first run, so they have not run yet. */
-static ms_status discover(ms_pass *pass, ms_node *const *roots, uint32_t count)
+static ms_status discover(ms_pass *pass, ms_tape_node *const *roots, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
         ms_status status = see(pass, roots[i]);
         if (status) return status;
     }
     while (pass->stack_count > 0) {
-        ms_node *node = pass->stack[--pass->stack_count];
+        ms_tape_node *node = pass->stack[--pass->stack_count];
         for (uint32_t i = 0; i < node->input_count; i++) {
             if (!node->edges[i].node) continue;
             ms_status status = see(pass, node->edges[i].node);
@@ -188,13 +188,13 @@ static ms_status discover(ms_pass *pass, ms_node *const *roots, uint32_t count)
  * saved tensors in the reverse order of forward. Accumulators share the greatest order: each runs
  * as soon as its gradient is complete, which lets a reducer launch its bucket while backward still
  * computes. */
-static ms_status heap_push(ms_pass *pass, ms_node *node)
+static ms_status heap_push(ms_pass *pass, ms_tape_node *node)
 {
     ms_status status = push(pass, &pass->ready, &pass->ready_count, &pass->ready_capacity, node);
     if (status) return status;
     size_t at = pass->ready_count - 1;
     while (at > 0 && pass->ready[(at - 1) / 2]->order < pass->ready[at]->order) {
-        ms_node *parent = pass->ready[(at - 1) / 2];
+        ms_tape_node *parent = pass->ready[(at - 1) / 2];
         pass->ready[(at - 1) / 2] = pass->ready[at];
         pass->ready[at] = parent;
         at = (at - 1) / 2;
@@ -203,9 +203,9 @@ static ms_status heap_push(ms_pass *pass, ms_node *node)
 }
 
 /* Takes the ready node of the highest order; there must be one. */
-static ms_node *heap_pop(ms_pass *pass)
+static ms_tape_node *heap_pop(ms_pass *pass)
 {
-    ms_node *top = pass->ready[0];
+    ms_tape_node *top = pass->ready[0];
     pass->ready[0] = pass->ready[--pass->ready_count];
     for (size_t at = 0;;) {
         size_t best = at, left = 2 * at + 1;
@@ -214,7 +214,7 @@ static ms_node *heap_pop(ms_pass *pass)
         if (left + 1 < pass->ready_count && pass->ready[left + 1]->order > pass->ready[best]->order)
             best = left + 1;
         if (best == at) return top;
-        ms_node *moved = pass->ready[at];
+        ms_tape_node *moved = pass->ready[at];
         pass->ready[at] = pass->ready[best];
         pass->ready[best] = moved;
         at = best;
@@ -234,7 +234,7 @@ static bool is_exclusive(const ms_tensor *tensor)
 
 /* Whether the tensor is the home of this node's leaf, to which an operator was allowed to write its
  * gradient. The home is then added to in place, although the reducer holds it as well. */
-static bool is_at_home(const ms_node *node, const ms_tensor *tensor)
+static bool is_at_home(const ms_tape_node *node, const ms_tensor *tensor)
 {
     const ms_meta *meta = node->leaf ? node->leaf->meta : NULL;
     return meta && !node->outer && !meta->grad && meta->home == tensor;
@@ -333,7 +333,7 @@ static ms_status place_gradient(ms_engine *engine, ms_tensor *home, ms_tensor *g
 /* The end of a path: the hooks of the leaf see the whole gradient of this backward, it is added to
  * the leaf's grad, then the hooks for accumulated gradients run (a reducer's among them). The node
  * gives its gradient away first, so that a failing hook cannot leave it to be used twice. */
-static ms_status run_accumulator(ms_node *node)
+static ms_status run_accumulator(ms_tape_node *node)
 {
     ms_engine *engine = node->engine;
     ms_tensor *leaf = node->leaf, *gradient = node->gradients[0];
@@ -372,9 +372,9 @@ static ms_status run_accumulator(ms_node *node)
  * there), or, while other gradients of the leaf are to come, by something else that runs until then
  * (reads_homes). What an outer backward reads is unknown here, so a leaf of an outer pass has no
  * home in this one. */
-static ms_tensor *home_for(const ms_pass *pass, const ms_node *node, uint32_t i)
+static ms_tensor *home_for(const ms_pass *pass, const ms_tape_node *node, uint32_t i)
 {
-    const ms_node *to = node->edges[i].node;
+    const ms_tape_node *to = node->edges[i].node;
     if (!to || !to->leaf || to->outer || to->gradients[0]) return NULL;
     const ms_meta *meta = to->leaf->meta;
     if (!meta->home || meta->grad) return NULL;
@@ -392,7 +392,7 @@ static ms_tensor *home_for(const ms_pass *pass, const ms_node *node, uint32_t i)
 
 /* Calls the backward of an operator or a function. results has input_count entries, all NULL
  * before; sums and homes are what an operator may add to or write (see op.h). */
-static ms_status run_backward(ms_node *node, ms_tensor **results, const bool *needs,
+static ms_status run_backward(ms_tape_node *node, ms_tensor **results, const bool *needs,
                               ms_tensor *const *sums, ms_tensor *const *homes, bool last)
 {
     if (node->function)
@@ -421,7 +421,8 @@ static ms_status run_backward(ms_node *node, ms_tensor **results, const bool *ne
  * result that is the same tensor as the sum that was offered has been added there already. If no
  * sum was offered, two inputs may have the same tensor as their result, as in x + x: each counts.
  * Each edge counts down `pending`, also one without a result. */
-static ms_status deliver(ms_pass *pass, ms_node *node, ms_tensor **results, ms_tensor *const *sums)
+static ms_status deliver(ms_pass *pass, ms_tape_node *node, ms_tensor **results,
+                         ms_tensor *const *sums)
 {
     ms_status status = MS_OK;
     for (uint32_t i = 0; i < node->input_count; i++) {
@@ -438,7 +439,7 @@ static ms_status deliver(ms_pass *pass, ms_node *node, ms_tensor **results, ms_t
 
 /* Whether the node's gradients have no memory. Of one node they either all have memory or are all
  * on "meta", as its outputs are. */
-static bool on_meta(const ms_node *node)
+static bool on_meta(const ms_tape_node *node)
 {
     for (uint32_t i = 0; i < node->output_count; i++)
         if (node->gradients[i]) return ms_tensor_is_meta(node->gradients[i]);
@@ -449,7 +450,7 @@ static bool on_meta(const ms_node *node)
  * runs, tasks carry the script line of the forward call, so that an error of a backward task names
  * the line that the user wrote. Unless the graph is retained, what the node saved is freed here,
  * not at the end of the pass: memory falls while backward goes on. */
-static ms_status run_node(ms_pass *pass, ms_node *node)
+static ms_status run_node(ms_pass *pass, ms_tape_node *node)
 {
     ms_engine *engine = pass->engine;
     uint32_t script = ms_engine_script(engine);
@@ -499,9 +500,9 @@ static ms_status run_node(ms_pass *pass, ms_node *node)
         ms_tensor_release(node->gradients[i]);
         node->gradients[i] = NULL;
     }
-    ms_node_unexpect(node);
+    ms_tape_node_unexpect(node);
     if (!pass->retain) {
-        ms_node_drop_saved(node);
+        ms_tape_node_drop_saved(node);
         ms_hooks_free(ms_engine_context(engine), node->hooks);
         node->hooks = NULL;
         node->used = true;
@@ -554,13 +555,13 @@ static void pass_close(ms_pass *pass)
 {
     ms_context *context = ms_engine_context(pass->engine);
     for (size_t i = 0; i < pass->seen_count; i++) {
-        ms_node *node = pass->seen[i];
+        ms_tape_node *node = pass->seen[i];
         for (uint32_t o = 0; o < node->output_count; o++) {
             ms_tensor_release(node->gradients[o]);
             node->gradients[o] = NULL;
         }
-        ms_node_unexpect(node);
-        ms_node_release(node);
+        ms_tape_node_unexpect(node);
+        ms_tape_node_release(node);
     }
     ms_release(context, pass->stack);
     ms_release(context, pass->ready);
@@ -570,7 +571,7 @@ static void pass_close(ms_pass *pass)
 /* A gradient that is left in a node arrived after the node had run. Only a recomputed function can
  * do that, by using in its second run a tensor that it had not used in its first: no edge made the
  * node wait. */
-static ms_status check_delivered(const ms_node *node)
+static ms_status check_delivered(const ms_tape_node *node)
 {
     for (uint32_t o = 0; o < node->output_count; o++)
         if (node->gradients[o])
@@ -587,7 +588,7 @@ static ms_status check_delivered(const ms_node *node)
 static ms_status run_pass(ms_tape *tape, ms_pass *pass, ms_tensor *const *roots,
                           ms_tensor *const *gradients, ms_edge *edges, uint32_t count)
 {
-    ms_node *nodes[MS_RECOMPUTE_OUTPUTS];
+    ms_tape_node *nodes[MS_RECOMPUTE_OUTPUTS];
     for (uint32_t i = 0; i < count; i++) nodes[i] = edges[i].node;
     ms_status status = discover(pass, nodes, count);
     for (uint32_t i = 0; i < count && !status; i++) {
@@ -652,7 +653,7 @@ static ms_status backward(ms_engine *engine, ms_tensor *const *roots, ms_tensor 
     ms_engine_set_recording(engine, recording);
     pass_close(&pass);
     if (!pass.outer) ms_unread_drop(tape, engine);
-    for (uint32_t i = 0; i < count; i++) ms_node_release(edges[i].node);
+    for (uint32_t i = 0; i < count; i++) ms_tape_node_release(edges[i].node);
     return status;
 }
 

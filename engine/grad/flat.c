@@ -105,7 +105,7 @@ static ms_status move(ms_engine *engine, ms_tensor *const *leaves, uint32_t coun
     at = 0;
     for (uint32_t i = 0; i < count; i++) {
         int64_t length = leaves[i]->count;
-        /* An empty leaf stands at the beginning, as the end of the storage is outside of it. */
+        /* An empty leaf is at the beginning, as the end of the storage is outside of it. */
         ms_tensor_rebase(leaves[i], flat, length ? at : 0);
         if (ms_tensor_requires_grad(leaves[i])) ms_leaf_mark_parameter(leaves[i]);
         at += length;
@@ -120,7 +120,7 @@ ms_status ms_flatten(ms_engine *engine, ms_tensor *const *leaves, uint32_t count
     ms_tensor *made = NULL;
     ms_status status = check(engine, leaves, count, &total);
     if (status) return status;
-    /* A window on the storage that they lie in already; nothing is copied. */
+    /* A window on the storage that they are in already; nothing is copied. */
     if (are_in_place(leaves, count)) return ms_tensor_window(leaves[0], 1, &total, &one, 0, flat);
     /* Put back below, whatever comes of it. */
     bool meta = ms_engine_set_meta(engine, ms_tensor_is_meta(leaves[0]));

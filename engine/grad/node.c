@@ -10,7 +10,7 @@
 
 #define MS_TAPE_CHUNK 64
 
-/* Called when the engine goes. Nodes and metas lie in the chunks, and the lists of waiting calls
+/* Called when the engine goes. Nodes and metas are in the chunks, and the lists of waiting calls
  * are empty outside of a backward, so only memory is left to free. */
 static void tape_free(ms_engine *engine, void *object)
 {
@@ -55,27 +55,27 @@ static ms_status chunk_new(ms_tape *tape, ms_context *context, size_t bytes, voi
 /* A node from the free list, with one reference and the next order; its fields up to the own arrays
  * are zero. The arrays are a large part of a node and are filled later, as far as they are used.
  * The order is that of the calls, and the nodes of a call's inputs were made before. */
-static ms_status node_take(ms_engine *engine, ms_node **out)
+static ms_status node_take(ms_engine *engine, ms_tape_node **out)
 {
     ms_tape *tape = NULL;
     ms_status status = ms_tape_of(engine, &tape);
     if (status) return status;
     if (!tape->unused_nodes) {
         void *chunk = NULL;
-        status =
-            chunk_new(tape, ms_engine_context(engine), MS_TAPE_CHUNK * sizeof(ms_node), &chunk);
+        status = chunk_new(tape, ms_engine_context(engine), MS_TAPE_CHUNK * sizeof(ms_tape_node),
+                           &chunk);
         if (status) return status;
         /* Backwards, so that the nodes of a chunk are handed out in order of their addresses. */
         for (int i = MS_TAPE_CHUNK - 1; i >= 0; i--) {
-            ms_node *unused = (ms_node *)chunk + i;
+            ms_tape_node *unused = (ms_tape_node *)chunk + i;
             unused->next = tape->unused_nodes;
             tape->unused_nodes = unused;
         }
     }
-    ms_node *node = tape->unused_nodes;
+    ms_tape_node *node = tape->unused_nodes;
     tape->unused_nodes = node->next;
-    /* The arrays at the end are not cleared here: ms_node_new clears what it uses of them. */
-    memset(node, 0, offsetof(ms_node, own_edges));
+    /* The arrays at the end are not cleared here: ms_tape_node_new clears what it uses of them. */
+    memset(node, 0, offsetof(ms_tape_node, own_edges));
     node->engine = engine;
     node->order = ++tape->orders;
     node->references = 1;
@@ -85,7 +85,7 @@ static ms_status node_take(ms_engine *engine, ms_node **out)
 
 /* The node goes back to the free list; it owns nothing any more. Orders are not given back: a node
  * that is used again gets a new one, so an old order never names two nodes. */
-static void node_give(ms_node *node)
+static void node_give(ms_tape_node *node)
 {
     ms_tape *tape = ms_engine_get(node->engine, MS_SLOT_GRAD);
     node->next = tape->unused_nodes;
@@ -96,9 +96,9 @@ static void node_give(ms_node *node)
  * gradients begin as NULL, so that a node can be released at any moment of its making; infos are
  * filled by the caller. node->script is noted now, as the script line is that of the call that is
  * being recorded. */
-ms_status ms_node_new(ms_engine *engine, uint32_t inputs, uint32_t outputs, ms_node **out)
+ms_status ms_tape_node_new(ms_engine *engine, uint32_t inputs, uint32_t outputs, ms_tape_node **out)
 {
-    ms_node *node = NULL;
+    ms_tape_node *node = NULL;
     ms_status status = node_take(engine, &node);
     if (status) return status;
     if (inputs <= MS_NODE_INPUTS && outputs <= MS_NODE_OUTPUTS) {
@@ -133,7 +133,7 @@ ms_status ms_node_new(ms_engine *engine, uint32_t inputs, uint32_t outputs, ms_n
 }
 
 /* A function's user goes with its free function; afterwards the function has nothing to read. */
-void ms_node_drop_saved(ms_node *node)
+void ms_tape_node_drop_saved(ms_tape_node *node)
 {
     for (uint32_t i = 0; i < node->saved_count; i++) ms_tensor_release(node->saved[i].tensor);
     node->saved_count = 0;
@@ -144,7 +144,7 @@ void ms_node_drop_saved(ms_node *node)
 }
 
 /* An operator reads what it saved; a function says itself what it reads, if it can say it. */
-bool ms_node_reads(const ms_node *node, uint32_t index, ms_saved *out)
+bool ms_tape_node_reads(const ms_tape_node *node, uint32_t index, ms_saved *out)
 {
     if (node->function)
         return node->function->reads && node->user
@@ -155,11 +155,11 @@ bool ms_node_reads(const ms_node *node, uint32_t index, ms_saved *out)
 }
 
 /* Adds change to the counts of expected reads in the storages that the node reads. The reads must
- * be the same at both calls, so ms_node_unexpect comes before ms_node_drop_saved. */
-static void change_expected(const ms_node *node, int change)
+ * be the same at both calls, so ms_tape_node_unexpect comes before ms_tape_node_drop_saved. */
+static void change_expected(const ms_tape_node *node, int change)
 {
     ms_saved saved;
-    for (uint32_t i = 0; ms_node_reads(node, i, &saved); i++) {
+    for (uint32_t i = 0; ms_tape_node_reads(node, i, &saved); i++) {
         size_t begin, end;
         ms_tensor_span(saved.tensor, &begin, &end);
         ms_storage_expect_reads(saved.tensor->storage, begin, end, change);
@@ -167,7 +167,7 @@ static void change_expected(const ms_node *node, int change)
 }
 
 /* The flag makes a second call harmless: the count in a storage must rise once for each node. */
-void ms_node_expect(ms_node *node)
+void ms_tape_node_expect(ms_tape_node *node)
 {
     if (!node->expected) change_expected(node, 1);
     node->expected = true;
@@ -175,14 +175,14 @@ void ms_node_expect(ms_node *node)
 
 /* Called when the node has run, and for all nodes of a pass that failed. It comes before the saved
  * tensors are dropped, since the reads are found through them. */
-void ms_node_unexpect(ms_node *node)
+void ms_tape_node_unexpect(ms_tape_node *node)
 {
     if (node->expected) change_expected(node, -1);
     node->expected = false;
 }
 
-/* next is read before the hook is released. free_user may run code of the host, which must find the
- * hook's tensor without this hook: callers have taken the list out before. */
+/* next is read before the hook is released. free_user may run code of the application, which must
+ * find the hook's tensor without this hook: callers have taken the list out before. */
 void ms_hooks_free(ms_context *context, ms_hook *hooks)
 {
     while (hooks) {
@@ -196,16 +196,16 @@ void ms_hooks_free(ms_context *context, ms_hook *hooks)
 /* Frees one node. The nodes of its edges that lose their last reference go onto the list instead of
  * being freed here: freeing them by recursion would use stack in proportion to the depth of the
  * graph. Saved tensors are aliases without history, so releasing them frees no node. */
-static void node_free(ms_node *node, ms_node **list)
+static void node_free(ms_tape_node *node, ms_tape_node **list)
 {
     for (uint32_t i = 0; i < node->input_count; i++) {
-        ms_node *input = node->edges[i].node;
+        ms_tape_node *input = node->edges[i].node;
         MS_ASSERT(!input || input->references > 0);
         if (!input || --input->references > 0) continue;
         input->next = *list;
         *list = input;
     }
-    ms_node_drop_saved(node);
+    ms_tape_node_drop_saved(node);
     for (uint32_t i = 0; i < node->output_count; i++) ms_tensor_release(node->gradients[i]);
     ms_context *context = ms_engine_context(node->engine);
     ms_hooks_free(context, node->hooks);
@@ -220,14 +220,14 @@ static void node_free(ms_node *node, ms_node **list)
 
 /* The list is of nodes without references: each is freed once, and what it alone has held joins the
  * list. */
-void ms_node_release(ms_node *node)
+void ms_tape_node_release(ms_tape_node *node)
 {
     MS_ASSERT(!node || node->references > 0);
     if (!node || --node->references > 0) return;
-    ms_node *list = node;
+    ms_tape_node *list = node;
     node->next = NULL;
     while (list) {
-        ms_node *now = list;
+        ms_tape_node *now = list;
         list = now->next;
         node_free(now, &list);
     }
@@ -242,7 +242,7 @@ static void meta_free(void *object)
     ms_meta *meta = object;
     ms_engine *engine = meta->engine;
     ms_tape *tape = ms_engine_get(engine, MS_SLOT_GRAD);
-    ms_node_release(meta->node);
+    ms_tape_node_release(meta->node);
     ms_tensor_release(meta->grad);
     ms_tensor_release(meta->outer_grad);
     ms_tensor_release(meta->home);
@@ -300,8 +300,8 @@ ms_status ms_edge_of(ms_tensor *tensor, ms_edge *edge)
     if (ms_meta_accumulator(meta)) {
         ms_meta_accumulator(meta)->references++;
     } else {
-        ms_node *node = NULL;
-        ms_status status = ms_node_new(tensor->engine, 0, 1, &node);
+        ms_tape_node *node = NULL;
+        ms_status status = ms_tape_node_new(tensor->engine, 0, 1, &node);
         if (status) return status;
         node->leaf = ms_tensor_retain(tensor);
         node->order = UINT64_MAX; /* runs as soon as its gradient is complete */

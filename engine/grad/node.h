@@ -8,20 +8,21 @@
 ms_status ms_tape_of(ms_engine *engine, ms_tape **out);
 
 /* A node with room for its arrays and one reference. */
-ms_status ms_node_new(ms_engine *engine, uint32_t inputs, uint32_t outputs, ms_node **out);
+ms_status ms_tape_node_new(ms_engine *engine, uint32_t inputs, uint32_t outputs,
+                           ms_tape_node **out);
 /* Drops one reference. Frees the node with the last one, and the nodes before it that nothing else
  * holds, without recursion: a graph may be deeper than the C stack. NULL is allowed. */
-void ms_node_release(ms_node *node);
+void ms_tape_node_release(ms_tape_node *node);
 
 /* Releases what only backward needs: the saved tensors, and user of a function. */
-void ms_node_drop_saved(ms_node *node);
+void ms_tape_node_drop_saved(ms_tape_node *node);
 /* The index-th tensor that the node's backward reads (borrowed), as it was when it was saved; false
  * past the last. */
-bool ms_node_reads(const ms_node *node, uint32_t index, ms_saved *out);
+bool ms_tape_node_reads(const ms_tape_node *node, uint32_t index, ms_saved *out);
 /* Counts the node's reads in their storages until the node has run, or never will. Both may be
  * repeated: `expected` remembers whether they are counted. */
-void ms_node_expect(ms_node *node);
-void ms_node_unexpect(ms_node *node);
+void ms_tape_node_expect(ms_tape_node *node);
+void ms_tape_node_unexpect(ms_tape_node *node);
 /* Marks the memory of a leaf as a parameter's: see ms_storage_mark_parameter. */
 void ms_leaf_mark_parameter(const ms_tensor *leaf);
 /* From now on, recorded uses of the leaf are outer ones, or not. The gradient of outer uses is kept

@@ -8,7 +8,7 @@
 /* A node that the walk has met, and the visit number that it had before. Not retained: nothing is
  * freed during a walk. */
 typedef struct met {
-    ms_node *node;
+    ms_tape_node *node;
     uint64_t visit;
 } met;
 
@@ -22,7 +22,7 @@ typedef struct walk {
 } walk;
 
 /* Adds a node to the walk at its first sight; NULL and nodes that were met are passed over. */
-static ms_status meet(walk *w, ms_node *node)
+static ms_status meet(walk *w, ms_tape_node *node)
 {
     if (!node || node->visit == w->visit) return MS_OK;
     ms_status status =
@@ -39,7 +39,7 @@ static ms_status go_on(walk *w)
 {
     ms_status status = MS_OK;
     for (size_t i = 0; i < w->count && !status; i++) {
-        const ms_node *node = w->nodes[i].node;
+        const ms_tape_node *node = w->nodes[i].node;
         for (uint32_t e = 0; e < node->input_count && !status; e++)
             status = meet(w, node->edges[e].node);
     }
@@ -85,7 +85,7 @@ ms_status ms_graph_reaches(ms_engine *engine, ms_tensor *const *roots, uint32_t 
 static ms_status mark_leaves(void *user, ms_tensor *gradient, ms_tensor **replacement)
 {
     (void)gradient, (void)replacement;
-    ms_node *root = user;
+    ms_tape_node *root = user;
     ms_tape *tape = NULL;
     ms_status status = ms_tape_of(root->engine, &tape);
     if (status) return status;

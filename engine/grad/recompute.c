@@ -1,7 +1,7 @@
 /* recompute.c: a part of the graph that keeps its inputs only and is run again in backward.
  *
  * Activation checkpointing (Chen et al. 2016). The first run of the function records nothing, so
- * the memory of its intermediate results is free as soon as they are used. One node stands for the
+ * the memory of its intermediate results is free as soon as they are used. One node represents the
  * whole function. When backward comes to it, the function runs again with the tape on, and a
  * backward inside of the running one goes through what that run recorded.
  *
@@ -44,7 +44,7 @@ static void recomputed_free(void *object)
     for (uint32_t i = 0; i < kept->input_count; i++) ms_tensor_release(kept->inputs[i]);
     for (size_t i = 0; i < kept->captures.count; i++) {
         ms_tensor_release(kept->captures.items[i].saved.tensor);
-        ms_node_release(kept->captures.items[i].node);
+        ms_tape_node_release(kept->captures.items[i].node);
     }
     ms_release(context, kept->captures.items);
     if (kept->free_user) kept->free_user(kept->user);

@@ -29,16 +29,16 @@ static void describe(ms_tensor_info *info, const ms_tensor *tensor)
 
 /* Gives an output its history. A tensor that was written in place had another node before; the new
  * node has an edge to it. */
-static void attach(ms_tensor *tensor, ms_node *node, uint32_t output)
+static void attach(ms_tensor *tensor, ms_tape_node *node, uint32_t output)
 {
     ms_meta *meta = tensor->meta;
     /* The release is last: the node before may be held by this meta and by the new node's edge
      * only. */
-    ms_node *before = meta->node;
+    ms_tape_node *before = meta->node;
     node->references++;
     meta->node = node;
     meta->output = output;
-    ms_node_release(before);
+    ms_tape_node_release(before);
 }
 
 /* Older than the last recorded write in place of its memory: its node knows nothing of that write.
@@ -91,13 +91,13 @@ static ms_status check_in_place(ms_engine *engine, const ms_op *op, const ms_ten
 /* The node with its edges. It is made before the operator runs: if memory runs out, no task has
  * been enqueued and nothing has changed. */
 static ms_status prepare(ms_engine *engine, ms_tensor *const *inputs, uint32_t input_count,
-                         ms_captures *captures, uint32_t output_count, ms_node **out)
+                         ms_captures *captures, uint32_t output_count, ms_tape_node **out)
 {
-    ms_node *node = NULL;
+    ms_tape_node *node = NULL;
     /* Captured nodes get edges after those of the inputs, and an empty description, since no result
      * is made for them. */
     uint32_t captured = captures ? (uint32_t)captures->count : 0;
-    ms_status status = ms_node_new(engine, input_count + captured, output_count, &node);
+    ms_status status = ms_tape_node_new(engine, input_count + captured, output_count, &node);
     for (uint32_t i = 0; i < captured && !status; i++) {
         describe(&node->inputs[input_count + i], NULL);
         node->edges[input_count + i].node = captures->items[i].node;
@@ -107,7 +107,7 @@ static ms_status prepare(ms_engine *engine, ms_tensor *const *inputs, uint32_t i
         describe(&node->inputs[i], inputs[i]);
         status = ms_edge_of(inputs[i], &node->edges[i]);
     }
-    if (status) ms_node_release(node);
+    if (status) ms_tape_node_release(node);
     else *out = node;
     return status;
 }
@@ -123,7 +123,7 @@ static bool any_requires_grad(ms_tensor *const *inputs, uint32_t count)
 /* Attaches the node to all outputs of float dtypes. Metas are made for all of them before the first
  * is attached, since only that can fail. Integer outputs (the indices of topk) have no gradient,
  * and no history. */
-static ms_status attach_all(ms_node *node, ms_tensor *const *outputs, uint32_t count)
+static ms_status attach_all(ms_tape_node *node, ms_tensor *const *outputs, uint32_t count)
 {
     ms_meta *meta = NULL;
     for (uint32_t i = 0; i < count; i++) { /* first what can fail */
@@ -175,7 +175,7 @@ static ms_status apply(ms_engine *engine, const ms_op *op, const ms_attributes *
                         .record = true };
     /* A copy: the caller's attributes may be on its stack, and backward needs them. */
     if (attributes) call.attributes = *attributes;
-    ms_node *node = NULL;
+    ms_tape_node *node = NULL;
     ms_meta *meta = NULL;
     ms_tensor *target = in_place && input_count > 0 ? inputs[0] : NULL;
     if (target) status = check_in_place(engine, op, target);
@@ -183,7 +183,7 @@ static ms_status apply(ms_engine *engine, const ms_op *op, const ms_attributes *
     if (!status) status = prepare(engine, inputs, input_count, NULL, output_count, &node);
     if (!status) status = ms_op_run(&call);
     if (status) {
-        ms_node_release(node);
+        ms_tape_node_release(node);
         return status;
     }
     node->op = op;
@@ -205,7 +205,7 @@ static ms_status apply(ms_engine *engine, const ms_op *op, const ms_attributes *
             ms_tensor_release(outputs[i]);
             outputs[i] = NULL;
         }
-    ms_node_release(node);
+    ms_tape_node_release(node);
     return status;
 }
 
@@ -242,7 +242,7 @@ ms_status ms_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attr
 
 /* The node to which the gradient of a tensor goes; NULL for a leaf that no graph has used yet,
  * whose accumulator is made by ms_edge_of. */
-static const ms_node *node_of(const ms_tensor *tensor)
+static const ms_tape_node *node_of(const ms_tensor *tensor)
 {
     const ms_meta *meta = tensor->meta;
     return meta->node ? meta->node : ms_meta_accumulator(meta);
@@ -251,7 +251,8 @@ static const ms_node *node_of(const ms_tensor *tensor)
 /* Whether the list has this tensor already. Tensors with a node are the same if node and storage
  * are; those without one (parameters that need no gradient here) if they are the same range of a
  * storage. */
-static bool is_captured(const ms_captures *captures, const ms_tensor *tensor, const ms_node *node)
+static bool is_captured(const ms_captures *captures, const ms_tensor *tensor,
+                        const ms_tape_node *node)
 {
     for (size_t i = 0; i < captures->count; i++) {
         const ms_tensor *other = captures->items[i].saved.tensor;
@@ -313,7 +314,7 @@ ms_status ms_record_captured(ms_engine *engine, const ms_function *f, void *user
                              ms_tensor *const *inputs, uint32_t input_count, ms_captures *captures,
                              ms_tensor *const *outputs, uint32_t output_count)
 {
-    ms_node *node = NULL;
+    ms_tape_node *node = NULL;
     ms_status status = ms_engine_is_recording(engine)
                            ? check_histories(engine, f->name, inputs, input_count)
                            : ms_capture(engine, inputs, input_count, true);
@@ -330,7 +331,7 @@ ms_status ms_record_captured(ms_engine *engine, const ms_function *f, void *user
         node->function = f;
         node->user = user;
     }
-    ms_node_release(node);
+    ms_tape_node_release(node);
     return status;
 }
 

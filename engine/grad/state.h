@@ -20,7 +20,7 @@
 #include "tensor/op.h"
 #include "tensor/state.h"
 
-typedef struct ms_node ms_node;
+typedef struct ms_tape_node ms_tape_node;
 
 /* A function that backward calls: on one output of a node (the list is the node's), or on a leaf
  * (the list is its meta's). Exactly one of `gradient` and `accumulated` is set. Lists are in order
@@ -38,7 +38,7 @@ typedef struct ms_hook {
 /* Where the gradient of one input goes: the node that made the input, and which of its outputs the
  * input is. An edge holds a reference to its node. node NULL: no gradient is needed there. */
 typedef struct ms_edge {
-    ms_node *node;
+    ms_tape_node *node;
     uint32_t output;
 } ms_edge;
 
@@ -60,7 +60,7 @@ typedef struct ms_saved {
  * of its outputs, by edges, and by a backward that runs. Saved tensors and user go as soon as a
  * backward without retain_graph has run the node; the node itself stays while tensors or edges
  * refer to it, so that a second backward can name both lines. */
-struct ms_node {
+struct ms_tape_node {
     ms_engine *engine;
     const ms_op *op;             /* operator, or NULL */
     const ms_function *function; /* or this, with user */
@@ -78,11 +78,11 @@ struct ms_node {
     ms_saved saved[MS_OP_SAVED_MAX];
     ms_attributes attributes;
     ms_hook *hooks;
-    bool outer;       /* an accumulator of the leaf's outer uses */
-    uint64_t visit;   /* the backward that has seen it */
-    uint32_t pending; /* edges into it that have not delivered yet */
-    ms_node *next;    /* list of nodes to be freed, or of unused ones */
-    void *many;       /* memory of the arrays where they do not fit */
+    bool outer;         /* an accumulator of the leaf's outer uses */
+    uint64_t visit;     /* the backward that has seen it */
+    uint32_t pending;   /* edges into it that have not delivered yet */
+    ms_tape_node *next; /* list of nodes to be freed, or of unused ones */
+    void *many;         /* memory of the arrays where they do not fit */
     ms_edge own_edges[MS_NODE_INPUTS];
     ms_tensor_info own_infos[MS_NODE_INPUTS + MS_NODE_OUTPUTS];
     ms_tensor *own_gradients[MS_NODE_OUTPUTS];
@@ -96,9 +96,9 @@ typedef struct ms_meta {
     bool marked;        /* its gradient: see ms_tensor_mark_gradients */
     bool outer;         /* of a leaf: uses that are recorded now are outer ones */
     uint32_t output;    /* of node */
-    ms_node *node;      /* retained; NULL for leaves */
+    ms_tape_node *node; /* retained; NULL for leaves */
     /* Of uses and of outer uses; not retained. */
-    ms_node *accumulators[2];
+    ms_tape_node *accumulators[2];
     ms_tensor *grad, *outer_grad;
     ms_tensor *home; /* destination buffer of the gradient (retained), or NULL: allocate one */
     ms_hook *hooks;  /* of a leaf */
@@ -111,7 +111,7 @@ typedef struct ms_meta {
  * recomputed node, so that a backward waits for it. */
 typedef struct ms_capture_item {
     ms_saved saved;
-    ms_node *node;
+    ms_tape_node *node;
 } ms_capture_item;
 
 /* The list of what a recomputed function used; owned by that function (recompute.c). */
@@ -150,14 +150,14 @@ typedef struct ms_tape {
     ms_unread *unread; /* in order of registration */
     size_t unread_count, unread_capacity;
     uint64_t orders, visits, hook_ids;
-    ms_node *unused_nodes;
+    ms_tape_node *unused_nodes;
     ms_meta *unused_metas;
     void **chunks; /* memory of nodes and metas */
     size_t chunk_count, chunk_capacity;
 } ms_tape;
 
 /* The accumulator of uses that are recorded now, or NULL. */
-static inline ms_node *ms_meta_accumulator(const ms_meta *meta)
+static inline ms_tape_node *ms_meta_accumulator(const ms_meta *meta)
 {
     return meta->accumulators[meta->outer];
 }

@@ -99,8 +99,8 @@ static void hold_groups(ms_link *link, bool holds)
     }
 }
 
-/* A link without a state gets one here, so that a chain that the host wrote as data is ready to
- * run. done counts the link that fails too: its state is NULL then, which drop allows. */
+/* A link without a state gets one here, so that a chain that the application wrote as data is ready
+ * to run. done counts the link that fails too: its state is NULL then, which drop allows. */
 ms_status ms_chain_take(ms_engine *engine, ms_bucket_kind kind, const ms_link *links,
                         uint32_t count, ms_link *taken)
 {

@@ -8,8 +8,8 @@
 
 /* ------------------------------------------------------------------ options */
 
-/* Names of the values of each enum, in the order of the enum: a host that reads an option writes
- * the index of the name. premul_sum is missing from ops, because links choose its factor
+/* Names of the values of each enum, in the order of the enum: an application that reads an option
+ * writes the index of the name. premul_sum is missing from ops, because links choose its factor
  * themselves. */
 static const char *const ops[] = { "sum", "avg", "min", "max", "prod", NULL };
 static const char *const pers[] = { "tensor", "channel", "block", NULL };
@@ -17,7 +17,7 @@ static const char *const forms[] = { "all_gather", "all_to_all", NULL };
 static const char *const scopes[] = { "global", "bucket", "lagged", NULL };
 static const char *const actions[] = { "skip", "stop", NULL };
 
-/* Hosts write a choice through an int pointer at the option's offset. */
+/* Applications write a choice through an int pointer at the option's offset. */
 _Static_assert(sizeof(ms_reduce_op) == sizeof(int) && sizeof(ms_int8_per) == sizeof(int)
                    && sizeof(ms_int8_form) == sizeof(int) && sizeof(ms_clip_scope) == sizeof(int)
                    && sizeof(ms_nan_action) == sizeof(int),
@@ -51,8 +51,8 @@ _Static_assert(sizeof(ms_reduce_op) == sizeof(int) && sizeof(ms_int8_per) == siz
         .name = NULL \
     }
 
-/* The options of each kind, in the order in which hosts list them. A field that has no row here
- * cannot be set by a script and keeps the value of .defaults. */
+/* The options of each kind, in the order in which applications list them. A field that has no row
+ * here cannot be set by a script and keeps the value of .defaults. */
 static const ms_link_option of_reduce[] = {
     CHOICE("op", op, ops),
     { .name = "between", .type = MS_OPTION_BETWEEN, AT(between) },
@@ -132,8 +132,9 @@ static const ms_link_option of_nan_check[] = { CHOICE("action", nan_check.action
 #define WHOLE_PASS \
     "it needs the numbers of all shards, and there each rank sees its own: put it before reduce"
 
-/* The table of native links. Nothing else names a link: hosts, checks and chains read its facts
- * here. A row without .places would work nowhere; a row with a place left out needs .reason. */
+/* The table of native links. Nothing else names a link: applications, checks and chains read its
+ * facts here. A row without .places would work nowhere; a row with a place left out needs .reason.
+ */
 static const ms_link_kind kinds[] = {
     { .name = "reduce",
       .reduce = ms_reduce_reduce,
@@ -264,7 +265,7 @@ static const ms_link_kind kinds[] = {
       .checks = true },
 };
 
-/* Hosts build their own tables from these rows at their start, in this order. */
+/* Applications build their own tables from these rows at their start, in this order. */
 const ms_link_kind *ms_link_kind_get(uint32_t index)
 {
     return index < COUNT(kinds) ? &kinds[index] : NULL;

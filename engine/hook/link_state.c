@@ -7,7 +7,7 @@
 
 /* The numbers of one name and parameter: a part of `whole`, which has those of a whole bucket.
  * parameter NULL: they belong to none, or were put and no bucket has asked for them yet. The engine
- * works on whole buckets, so the pieces of one bucket lie in one tensor, in its order: the usual
+ * works on whole buckets, so the pieces of one bucket are in one tensor, in its order: the usual
  * iteration finds that tensor and copies nothing. Only when buckets change do pieces move. */
 typedef struct piece {
     char *text; /* two strings, each with its 0: the name, the parameter's name */
@@ -16,9 +16,9 @@ typedef struct piece {
     bool parallel; /* a bucket has asked for as many numbers as its gradient has */
 } piece;
 
-/* A link's memory. Links, reducers and the host each hold a reference; the engine frees what is
- * left. `held` are tensors for the present pass only; they are not saved. Everything belongs to the
- * host thread. `abandoned` counts references that a finalizer has given up and the next sweep
+/* A link's memory. Links, reducers and the application each hold a reference; the engine frees what
+ * is left. `held` are tensors for the present pass only; they are not saved. Everything belongs to
+ * the host thread. `abandoned` counts references that a finalizer has given up and the next sweep
  * releases. */
 struct ms_link_state {
     ms_engine *engine;
@@ -89,8 +89,8 @@ static void free_state(ms_link_state *state)
     ms_release(context, state);
 }
 
-/* The engine's end: references that hosts or reducers did not give back do not matter any more,
- * since their owners cannot use the engine either. */
+/* The engine's end: references that applications or reducers did not give back do not matter any
+ * more, since their owners cannot use the engine either. */
 static void free_all(ms_engine *engine, void *first)
 {
     (void)engine;
@@ -250,7 +250,7 @@ static ms_status make_pieces(ms_link_state *state, const request *r)
 
 /* Copies the numbers that the state has into whole; the others are zero. The zeros come first, so
  * that padding and new pieces need no case of their own. A piece of another length (a link's option
- * has changed) starts anew. */
+ * has changed) starts again. */
 static ms_status fill_in(ms_link_state *state, const request *r, ms_tensor *whole, bool *fresh)
 {
     int64_t at = 0;
@@ -292,7 +292,7 @@ static void move_in(ms_link_state *state, const request *r, ms_tensor *whole)
     }
 }
 
-/* Either the tensor exists as requested, or a new one is filled from pieces that may lie in several
+/* Either the tensor exists as requested, or a new one is filled from pieces that may be in several
  * old tensors: so the state follows its parameters when buckets are rebuilt. The copies are tasks
  * of the current stream, which in a chain is the communication stream; a checkpoint that reads the
  * state on another stream waits for them by the storage's hazards. */

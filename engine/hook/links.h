@@ -1,8 +1,8 @@
 /* links.h: the native links, and what they are written with. For hook/ only.
  *
- * tensors.c (operators) < bucket.c, link_state.c, rows.c < links.c < work.c < rounding_feedback.c <
- * the links < kinds.c. A native link is its file, a row of the table in kinds.c and its
- * declarations here. */
+ * tensors.c (operators) < bucket.c, link_state.c, rows.c < links.c < link_ops.c <
+ * rounding_feedback.c < the links < kinds.c. A native link is its file, a row of the table in
+ * kinds.c and its declarations here. */
 #ifndef MOONSHARD_HOOK_LINKS_H
 #define MOONSHARD_HOOK_LINKS_H
 

@@ -248,21 +248,21 @@ static ms_status write_files(ms_context *context, const ms_snapshot *snapshot, c
  * fails. A crash between the two renames is mended by sweep_one. The old checkpoint is removed only
  * after the parent folder was synced: before that, the new name may not survive a crash. */
 static ms_status commit(ms_context *context, const char *temporary, const char *final,
-                        const char *aside)
+                        const char *replaced)
 {
     bool replacing = is_folder(context, final);
     if (replacing) {
-        int error = context->os->rename(context->os->user, final, aside);
+        int error = context->os->rename(context->os->user, final, replaced);
         if (error) return ms_fail_os(context, error, "cannot replace", final);
     }
     int error = context->os->rename(context->os->user, temporary, final);
     if (error) {
         /* The old checkpoint counts again at once, not only after the next sweep. */
-        if (replacing) (void)context->os->rename(context->os->user, aside, final);
+        if (replacing) (void)context->os->rename(context->os->user, replaced, final);
         return ms_fail_os(context, error, "cannot rename to", final);
     }
     ms_status status = ms_folder_sync_of(context, final);
-    return status || !replacing ? status : ms_folder_remove(context, aside);
+    return status || !replacing ? status : ms_folder_remove(context, replaced);
 }
 
 /* Writes one checkpoint under its temporary name and commits it. The folder has been swept, so that
@@ -271,20 +271,20 @@ static ms_status commit(ms_context *context, const char *temporary, const char *
 static ms_status write_one(ms_context *context, const ms_snapshot *snapshot, const char *folder,
                            const char *name, const void *manifest, size_t bytes)
 {
-    char *temporary = NULL, *final = NULL, *aside = NULL;
+    char *temporary = NULL, *final = NULL, *replaced = NULL;
     ms_context quiet; /* clean-up must not hide the cause */
     ms_context_init(&quiet, context->os);
     ms_status status = place(context, folder, TEMPORARY, name, &temporary);
     if (!status) status = place(context, folder, "", name, &final);
-    if (!status) status = place(context, folder, REPLACED, name, &aside);
+    if (!status) status = place(context, folder, REPLACED, name, &replaced);
     if (status) goto done;
     status = write_files(context, snapshot, temporary, manifest, bytes);
-    if (!status) status = commit(context, temporary, final, aside);
+    if (!status) status = commit(context, temporary, final, replaced);
     if (status && is_folder(&quiet, temporary)) (void)ms_folder_remove(&quiet, temporary);
 done:
     ms_release(context, temporary);
     ms_release(context, final);
-    ms_release(context, aside);
+    ms_release(context, replaced);
     return status;
 }
 
@@ -322,16 +322,16 @@ ms_status ms_checkpoint_write_part(ms_context *context, const char *const *names
 ms_status ms_checkpoint_commit(ms_context *context, const char *folder, const char *name,
                                const void *manifest, size_t bytes)
 {
-    char *temporary = NULL, *final = NULL, *aside = NULL, *text = NULL;
+    char *temporary = NULL, *final = NULL, *replaced = NULL, *text = NULL;
     ms_status status = place(context, folder, TEMPORARY, name, &temporary);
     if (!status) status = place(context, folder, "", name, &final);
-    if (!status) status = place(context, folder, REPLACED, name, &aside);
+    if (!status) status = place(context, folder, REPLACED, name, &replaced);
     if (!status) status = ms_path_join(context, temporary, MS_CHECKPOINT_MANIFEST, &text);
     if (!status) status = ms_file_write_atomic(context, text, manifest, bytes);
-    if (!status) status = commit(context, temporary, final, aside);
+    if (!status) status = commit(context, temporary, final, replaced);
     ms_release(context, temporary);
     ms_release(context, final);
-    ms_release(context, aside);
+    ms_release(context, replaced);
     ms_release(context, text);
     return status;
 }
@@ -422,8 +422,8 @@ ms_status ms_checkpoint_start(ms_context *context, ms_snapshot *snapshot, const 
                               ms_checkpoint_job **out)
 {
     ms_checkpoint_job *job = NULL;
-    /* Not on the thread: the host may be removing a checkpoint meanwhile, whose temporary name a
-     * sweep would take for a dead one. */
+    /* Not on the thread: the application may be removing a checkpoint meanwhile, whose temporary
+     * name a sweep would take for a dead one. */
     ms_status status = ms_checkpoint_sweep(context, folder);
     if (!status) status = ms_allocate(context, sizeof *job, "a checkpoint", (void **)&job);
     if (status) return status;

@@ -200,7 +200,7 @@ ms_status ms_dataset_bytes(ms_context *context, const char *const *paths, uint32
     for (uint32_t i = 0; i < count && !status; i++)
         status = append_path(context, data, paths[i], 0);
     if (!status && data->count == 0) {
-        /* The first path stands for all: a list of them may be long. */
+        /* The first path represents all: a list of them may be long. */
         if (count)
             status = ms_fail(context, MS_ERROR_NOT_FOUND, "there is not one byte of data in '%s'",
                              paths[0]);
@@ -217,7 +217,7 @@ ms_status ms_dataset_bytes(ms_context *context, const char *const *paths, uint32
 
 #define SHARD_HEADER 1024 /* llm.c: 256 numbers of 32 bits: magic, version, count of tokens */
 
-/* Where the tokens of a shard lie in its file, in bytes, and the bytes of one token. */
+/* Where the tokens of a shard are in its file, in bytes, and the bytes of one token. */
 typedef struct ms_shard {
     uint64_t begin, end;
     uint32_t width;

@@ -23,7 +23,7 @@ void ms_file_close(ms_context *context, ms_file *file)
 }
 
 /* The system may move fewer bytes than asked for, so this loops until all have come. A file that
- * ends too early was truncated while it was read, or its header lies: MS_ERROR_CORRUPT, with the
+ * ends too early was truncated while it was read, or its header is: MS_ERROR_CORRUPT, with the
  * byte. The activity marks tell the deadlock detection that a rank blocked in a read is still at
  * work. */
 ms_status ms_file_read(ms_context *context, ms_file *file, const char *path, void *buffer,

@@ -240,7 +240,7 @@ ms_status ms_folder_sync_of(ms_context *context, const char *path)
     return status;
 }
 
-/* Both paths lie in one folder, so one sync makes the old name's end and the new name's beginning
+/* Both paths are in one folder, so one sync makes the old name's end and the new name's beginning
  * durable. */
 ms_status ms_folder_rename(ms_context *context, const char *from, const char *to)
 {

@@ -21,7 +21,7 @@ static void *zlib_allocate(void *context, unsigned items, unsigned bytes)
 static void zlib_release(void *context, void *memory) { ms_release(context, memory); }
 
 /* Expands into *data, which grows, until the data ends or zlib reports something; that code is
- * *result. The size is not known in advance: gzip stores it modulo 2^32 and a hostile file may lie.
+ * *result. The size is not known in advance: gzip stores it modulo 2^32 and a hostile file may be.
  * Therefore the limit is checked before every step. *data belongs to the caller, also after an
  * error. 64 KiB are the least room for each step, so zlib always can go on. */
 static ms_status inflate_into(ms_context *context, const char *path, z_stream *stream,

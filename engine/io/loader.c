@@ -58,7 +58,7 @@ static uint64_t draw_below(uint64_t seed, uint64_t epoch, uint64_t what, uint64_
  * with the data, and any position can be computed on its own, which lets a loader resume anywhere.
  * It is a Feistel network of six rounds of philox over the next power of four; a Feistel network is
  * a bijection for every round function. A result outside the range is sent through again until it
- * lies inside (cycle walking), which stays a bijection and takes fewer than four turns on
+ * is inside (cycle walking), which stays a bijection and takes fewer than four turns on
  * average. */
 static uint64_t permute(uint64_t seed, uint64_t epoch, uint64_t count, uint64_t index)
 {
@@ -90,7 +90,7 @@ static uint64_t epoch_offset(const ms_loader *loader, uint64_t epoch)
     return loader->options.shuffle ? draw_below(loader->seed, epoch, 0, room + 1) : 0;
 }
 
-/* Which sample stands at a position of the epoch's order. */
+/* Which sample is at a position of the epoch's order. */
 static uint64_t sample_at(const ms_loader *loader, uint64_t epoch, uint64_t position)
 {
     return loader->options.shuffle ? permute(loader->seed, epoch, loader->windows, position)
@@ -470,7 +470,7 @@ ms_status ms_loader_batch(ms_context *context, const ms_loader *loader, uint64_t
  * ahead is not in it. */
 ms_loader_state ms_loader_get_state(const ms_loader *loader) { return loader->state; }
 
-/* The number of samples stands for the data set's identity: a position means something only with
+/* The number of samples represents the data set's identity: a position means something only with
  * the same windows. The seed comes with the state, since the order depends on it. */
 ms_status ms_loader_set_state(ms_context *context, ms_loader *loader, ms_loader_state state)
 {

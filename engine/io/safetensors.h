@@ -15,7 +15,7 @@ typedef struct ms_safetensors_dtype {
 
 extern const ms_safetensors_dtype ms_safetensors_dtypes[]; /* ends with a name of NULL */
 
-/* Bytes [begin, begin + bytes) of an entry's; they must lie within it. */
+/* Bytes [begin, begin + bytes) of an entry's; they must be within it. */
 ms_status ms_safetensors_read_range(ms_context *context, ms_safetensors *file,
                                     const ms_safetensors_entry *entry, uint64_t begin,
                                     uint64_t bytes, void *buffer);

@@ -37,7 +37,7 @@ const ms_safetensors_dtype ms_safetensors_dtypes[] = {
     { NULL, NULL, 0, MS_DTYPES },
 };
 
-/* One pair of the metadata. Both strings lie in the header's memory. Pairs are read in the file's
+/* One pair of the metadata. Both strings are in the header's memory. Pairs are read in the file's
  * order and sorted at the end. */
 typedef struct ms_pair {
     char *key, *value;
@@ -169,7 +169,7 @@ static bool count_bytes(const ms_safetensors_entry *entry, const int64_t *sizes,
 }
 
 /* Turns a raw entry into one that can be trusted; `data` is the byte at which the header ends. Its
- * shape is still the last of file->sizes. That the range lies inside the file is left to
+ * shape is still the last of file->sizes. That the range is inside the file is left to
  * check_ranges, which sees all entries. */
 static ms_status check_entry(ms_context *context, const ms_safetensors *file, const ms_raw *raw,
                              uint64_t data, ms_safetensors_entry *entry)
@@ -257,7 +257,7 @@ static int compare_offsets(const void *a, const void *b)
 {
     const ms_safetensors_entry *x = a, *y = b;
     if (x->offset != y->offset) return x->offset < y->offset ? -1 : 1;
-    /* Empty tensors stand before the one that begins there. */
+    /* Empty tensors are before the one that begins there. */
     return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
 }
 
@@ -337,7 +337,7 @@ static ms_status scan_header(ms_context *context, ms_safetensors *file, size_t l
                              uint64_t data, uint64_t end)
 {
     ms_scan scan = { .begin = file->header, .at = file->header, .end = file->header + length };
-    /* __metadata__ may stand anywhere among the tensors. */
+    /* __metadata__ may be anywhere among the tensors. */
     bool first = true, has_metadata = false;
     char *name;
     if (length == 0 || file->header[0] != '{')

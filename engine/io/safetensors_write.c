@@ -77,7 +77,7 @@ typedef struct ms_header {
     ms_status status;
 } ms_header;
 
-/* Appends bytes. The header is built in memory as a whole: its length stands before it in the file.
+/* Appends bytes. The header is built in memory as a whole: its length is before it in the file.
  */
 static void put(ms_header *header, const char *text, size_t bytes)
 {
@@ -146,7 +146,7 @@ static ms_status put_metadata(ms_header *header, const char *path, const char *c
 static void put_entry(ms_header *header, const ms_safetensors_spec *spec, uint64_t begin,
                       uint64_t end)
 {
-    if (header->count > 1) put_text(header, ","); /* '{' stands there already */
+    if (header->count > 1) put_text(header, ","); /* '{' is there already */
     put_string(header, spec->name);
     put_text(header, ":{\"dtype\":");
     put_string(header, file_dtype(spec->dtype));

@@ -87,7 +87,7 @@ static bool read_unit(ms_scan *scan, uint32_t *unit)
 {
     *unit = 0;
     for (int i = 0; i < 4; i++, scan->at++) {
-        int digit = digit_of(*scan->at); /* at the end stands 0, which is no digit */
+        int digit = digit_of(*scan->at); /* at the end is 0, which is no digit */
         if (digit < 0) return fail(scan, "four hexadecimal digits expected");
         *unit = *unit << 4 | (uint32_t)digit;
     }
@@ -143,8 +143,8 @@ static bool read_escaped_unit(ms_scan *scan, char **to)
 }
 
 /* Decodes one escape after its backslash. `c` is tested before strchr, which would find the zero
- * that ends its string. meaning[] has at each place what the letter of from[] at that place stands
- * for. */
+ * that ends its string. meaning[] has at each place what the letter of from[] at that place
+ * represents. */
 static bool read_escape(ms_scan *scan, char **to)
 {
     static const char from[] = "\"\\/bfnrt", meaning[] = "\"\\/\b\f\n\r\t";
@@ -157,7 +157,7 @@ static bool read_escape(ms_scan *scan, char **to)
     return true;
 }
 
-/* Decodes the string where it stands: `to` never passes scan->at, since no escape is shorter than
+/* Decodes the string where it is: `to` never passes scan->at, since no escape is shorter than
  * what it means. The text before scan->at is overwritten by this. A string without escapes is moved
  * onto itself. */
 bool ms_scan_string(ms_scan *scan, char **text)
@@ -279,7 +279,7 @@ bool ms_scan_skip(ms_scan *scan)
             if (scan->problem) return false;
             depth--;
         }
-        /* In an object a key stands before each value, also before the first. */
+        /* In an object a key is before each value, also before the first. */
         if (depth > 0 && close[depth - 1] == '}'
             && !(ms_scan_string(scan, &key) && ms_scan_character(scan, ':')))
             return false;

@@ -2,7 +2,7 @@
  * tree, without recursion.
  *
  * A tree of a hostile header takes fifty times its bytes; this takes none. Strings are decoded
- * where they stand, so the text is used up. */
+ * where they are, so the text is used up. */
 #ifndef MOONSHARD_IO_SCAN_H
 #define MOONSHARD_IO_SCAN_H
 
@@ -18,7 +18,7 @@ typedef struct ms_scan {
     const char *problem;    /* the first one, NULL: none; it was met at `at` */
 } ms_scan;
 
-/* Each skips white space first and answers false, with a problem noted, if something else stands
+/* Each skips white space first and answers false, with a problem noted, if something else is
  * there. */
 bool ms_scan_character(ms_scan *scan, char expected);
 bool ms_scan_string(ms_scan *scan, char **text);  /* ends with 0; UTF-8 without zero bytes */

@@ -7,7 +7,7 @@ enum { MOST_LINKS = 32, MARKS_PER_LINK = 2 };
 
 /* The accounts of one chain. The arrays follow the record in the same allocation. A link wraps work
  * twice if it encodes and decodes, hence two marks for each. */
-struct ms_accounts {
+struct ms_link_costs {
     ms_engine *engine;
     uint32_t buckets, links;
     uint32_t most_marks; /* of a bucket */
@@ -29,7 +29,7 @@ struct ms_accounts {
 /* All groups, because a link may use groups of its own, and since only this bucket's work is
  * enqueued between two calls. Calls are not added: one reduction may consist of many collectives.
  */
-ms_traffic ms_accounts_traffic(const ms_engine *engine)
+ms_traffic ms_link_costs_traffic(const ms_engine *engine)
 {
     ms_traffic sum = ms_comm_traffic(engine, MS_COLLECTIVES);
     sum.calls = 0;
@@ -37,7 +37,7 @@ ms_traffic ms_accounts_traffic(const ms_engine *engine)
 }
 
 /* Two sets of marks for each bucket: one is written while the other may still be read. */
-ms_status ms_accounts_new(ms_group *group, uint32_t buckets, uint32_t links, ms_accounts **out)
+ms_status ms_link_costs_new(ms_group *group, uint32_t buckets, uint32_t links, ms_link_costs **out)
 {
     ms_engine *engine = ms_group_engine(group);
     void *memory = NULL;
@@ -45,60 +45,60 @@ ms_status ms_accounts_new(ms_group *group, uint32_t buckets, uint32_t links, ms_
     if (links > MOST_LINKS) links = MOST_LINKS;
     /* One owner more than marks, and one count of marks, for each bucket of each set. */
     size_t marks = MARKS_PER_LINK * links, bytes = 2 * buckets * (marks + 2);
-    ms_status status = ms_allocate(ms_engine_context(engine), sizeof(ms_accounts) + bytes,
+    ms_status status = ms_allocate(ms_engine_context(engine), sizeof(ms_link_costs) + bytes,
                                    "a chain's accounts", &memory);
     if (status) return status;
-    ms_accounts *accounts = memory;
-    accounts->engine = engine;
-    accounts->buckets = buckets;
-    accounts->links = links;
-    accounts->most_marks = (uint32_t)marks;
-    accounts->owners = (uint8_t *)(accounts + 1);
-    accounts->used = accounts->owners + 2 * buckets * (marks + 1);
-    status = ms_marks_new(engine, (uint32_t)(2 * buckets * marks), &accounts->marks);
+    ms_link_costs *costs = memory;
+    costs->engine = engine;
+    costs->buckets = buckets;
+    costs->links = links;
+    costs->most_marks = (uint32_t)marks;
+    costs->owners = (uint8_t *)(costs + 1);
+    costs->used = costs->owners + 2 * buckets * (marks + 1);
+    status = ms_marks_new(engine, (uint32_t)(2 * buckets * marks), &costs->marks);
     if (status) {
-        ms_accounts_free(accounts);
+        ms_link_costs_free(costs);
         return status;
     }
-    *out = accounts;
+    *out = costs;
     return MS_OK;
 }
 
 /* The marks' memory stays with the engine until the streams have passed them. */
-void ms_accounts_free(ms_accounts *accounts)
+void ms_link_costs_free(ms_link_costs *costs)
 {
-    if (!accounts) return;
-    ms_marks_free(accounts->marks);
-    ms_release(ms_engine_context(accounts->engine), accounts);
+    if (!costs) return;
+    ms_marks_free(costs->marks);
+    ms_release(ms_engine_context(costs->engine), costs);
 }
 
 /* Index of a bucket's marks in one of the two sets. */
-static size_t place_of(const ms_accounts *accounts, uint32_t set, uint32_t bucket)
+static size_t place_of(const ms_link_costs *costs, uint32_t set, uint32_t bucket)
 {
-    return (size_t)set * accounts->buckets + bucket;
+    return (size_t)set * costs->buckets + bucket;
 }
 
 /* The first mark of the bucket at that place. */
-static uint32_t marks_at(const ms_accounts *accounts, size_t place)
+static uint32_t marks_at(const ms_link_costs *costs, size_t place)
 {
-    return (uint32_t)place * accounts->most_marks;
+    return (uint32_t)place * costs->most_marks;
 }
 
 /* One more owner than marks: the last one is charged from the last mark to the reduction's end. */
-static uint8_t *owners_at(const ms_accounts *accounts, size_t place)
+static uint8_t *owners_at(const ms_link_costs *costs, size_t place)
 {
-    return accounts->owners + place * (accounts->most_marks + 1);
+    return costs->owners + place * (costs->most_marks + 1);
 }
 
 /* Charges the bytes since the present link began to it. */
-static void charge_traffic(ms_accounts *accounts)
+static void charge_traffic(ms_link_costs *costs)
 {
-    ms_traffic now = ms_accounts_traffic(accounts->engine);
-    ms_link_stats *link = &accounts->counts[accounts->owner];
-    link->payload_bytes += now.payload_bytes - accounts->traffic.payload_bytes;
-    link->wire_bytes += now.wire_bytes - accounts->traffic.wire_bytes;
-    link->between_hosts_bytes += now.between_hosts_bytes - accounts->traffic.between_hosts_bytes;
-    accounts->traffic = now;
+    ms_traffic now = ms_link_costs_traffic(costs->engine);
+    ms_link_stats *link = &costs->counts[costs->owner];
+    link->payload_bytes += now.payload_bytes - costs->traffic.payload_bytes;
+    link->wire_bytes += now.wire_bytes - costs->traffic.wire_bytes;
+    link->between_nodes_bytes += now.between_nodes_bytes - costs->traffic.between_nodes_bytes;
+    costs->traffic = now;
 }
 
 /* What ms_bucket_account calls: from now on `link` works. A mark is needed only where something was
@@ -106,64 +106,62 @@ static void charge_traffic(ms_accounts *accounts)
  * and its time is not charged. */
 static ms_status account(void *user, uint32_t link)
 {
-    ms_accounts *accounts = user;
-    uint8_t *used = &accounts->used[accounts->place];
-    ms_stream *stream = ms_engine_current(accounts->engine);
+    ms_link_costs *costs = user;
+    uint8_t *used = &costs->used[costs->place];
+    ms_stream *stream = ms_engine_current(costs->engine);
     ms_point now = ms_stream_last(stream);
     ms_status status = MS_OK;
     /* A link beyond the limit is counted with the last one. */
-    if (link > accounts->links) link = accounts->links;
-    if (link == accounts->owner) return MS_OK;
-    charge_traffic(accounts);
-    if (now.stream == accounts->last.stream && now.seq != accounts->last.seq
-        && *used < accounts->most_marks) {
-        status = ms_marks_set(accounts->marks, marks_at(accounts, accounts->place) + *used, stream);
+    if (link > costs->links) link = costs->links;
+    if (link == costs->owner) return MS_OK;
+    charge_traffic(costs);
+    if (now.stream == costs->last.stream && now.seq != costs->last.seq
+        && *used < costs->most_marks) {
+        status = ms_marks_set(costs->marks, marks_at(costs, costs->place) + *used, stream);
         ++*used;
-        accounts->last = ms_stream_last(stream);
+        costs->last = ms_stream_last(stream);
     }
-    if (now.stream == accounts->last.stream)
-        owners_at(accounts, accounts->place)[*used] = (uint8_t)link;
-    accounts->owner = link;
+    if (now.stream == costs->last.stream) owners_at(costs, costs->place)[*used] = (uint8_t)link;
+    costs->owner = link;
     /* A link that encodes and decodes counts once for a bucket. */
-    if (!(accounts->seen >> link & 1)) accounts->counts[link].calls++;
-    accounts->seen |= (uint64_t)1 << link;
+    if (!(costs->seen >> link & 1)) costs->counts[link].calls++;
+    costs->seen |= (uint64_t)1 << link;
     return status;
 }
 
-/* Work before the first call of `account` is charged to no link. bit 0 of `seen` stands for "no
+/* Work before the first call of `account` is charged to no link. bit 0 of `seen` represents "no
  * link", which counts no calls. The first bucket starts the counts of a pass. */
-void ms_accounts_begin(ms_accounts *accounts, ms_bucket *bucket, uint32_t set)
+void ms_link_costs_begin(ms_link_costs *costs, ms_bucket *bucket, uint32_t set)
 {
-    if (!accounts) return;
+    if (!costs) return;
     if (bucket->index == 0)
-        for (uint32_t i = 0; i <= accounts->links; i++) accounts->counts[i] = (ms_link_stats){ 0 };
-    accounts->place = place_of(accounts, set, bucket->place);
-    accounts->owner = 0;
-    accounts->used[accounts->place] = owners_at(accounts, accounts->place)[0] = 0;
-    accounts->seen = 1;
-    accounts->last = ms_stream_last(ms_engine_current(accounts->engine));
-    accounts->traffic = ms_accounts_traffic(accounts->engine);
+        for (uint32_t i = 0; i <= costs->links; i++) costs->counts[i] = (ms_link_stats){ 0 };
+    costs->place = place_of(costs, set, bucket->place);
+    costs->owner = 0;
+    costs->used[costs->place] = owners_at(costs, costs->place)[0] = 0;
+    costs->seen = 1;
+    costs->last = ms_stream_last(ms_engine_current(costs->engine));
+    costs->traffic = ms_link_costs_traffic(costs->engine);
     bucket->account = account;
-    bucket->account_user = accounts;
+    bucket->account_user = costs;
 }
 
 /* The last link is charged up to here. The pointer is cleared first: nothing that follows belongs
  * to this bucket. */
-ms_status ms_accounts_end(ms_accounts *accounts, ms_bucket *bucket)
+ms_status ms_link_costs_end(ms_link_costs *costs, ms_bucket *bucket)
 {
-    if (!accounts) return MS_OK;
+    if (!costs) return MS_OK;
     bucket->account = NULL;
-    return account(accounts, 0);
+    return account(costs, 0);
 }
 
 /* Gradients may be reduced again before the step ends; its counts are those of the last pass. */
-void ms_accounts_step_end(ms_accounts *accounts)
+void ms_link_costs_step_end(ms_link_costs *costs)
 {
-    for (uint32_t i = 0; accounts && i <= accounts->links; i++)
-        accounts->step_counts[i] = accounts->counts[i];
+    for (uint32_t i = 0; costs && i <= costs->links; i++) costs->step_counts[i] = costs->counts[i];
 }
 
-/* How much of a .. b lies in from .. to. */
+/* How much of a .. b is in from .. to. */
 static uint64_t overlap(uint64_t a, uint64_t b, uint64_t from, uint64_t to)
 {
     uint64_t begin = a > from ? a : from;
@@ -175,20 +173,20 @@ static uint64_t overlap(uint64_t a, uint64_t b, uint64_t from, uint64_t to)
  * which the model's stream waited. The spans of the reductions come from pass_times.c; a link's
  * share of one begins where the link before it ended. Exposed time of all links adds up to that of
  * the pass, as far as reductions ran then. */
-void ms_accounts_harvest(ms_accounts *accounts, uint32_t set, const bool *reduced,
-                         const ms_span *spans, uint64_t wait, uint64_t ready)
+void ms_link_costs_harvest(ms_link_costs *costs, uint32_t set, const bool *reduced,
+                           const ms_span *spans, uint64_t wait, uint64_t ready)
 {
-    if (!accounts) return;
-    for (uint32_t i = 0; i <= accounts->links; i++) accounts->times[i] = (ms_link_stats){ 0 };
-    for (uint32_t b = 0; b < accounts->buckets; b++) {
+    if (!costs) return;
+    for (uint32_t i = 0; i <= costs->links; i++) costs->times[i] = (ms_link_stats){ 0 };
+    for (uint32_t b = 0; b < costs->buckets; b++) {
         if (!reduced[b]) continue;
-        size_t place = place_of(accounts, set, b);
+        size_t place = place_of(costs, set, b);
         uint64_t from = spans[b].begin, to;
-        for (uint32_t k = 0; k <= accounts->used[place]; k++) {
+        for (uint32_t k = 0; k <= costs->used[place]; k++) {
             to = spans[b].end;
-            if (k < accounts->used[place])
-                ms_marks_time(accounts->marks, marks_at(accounts, place) + k, &to);
-            ms_link_stats *link = &accounts->times[owners_at(accounts, place)[k]];
+            if (k < costs->used[place])
+                ms_marks_time(costs->marks, marks_at(costs, place) + k, &to);
+            ms_link_stats *link = &costs->times[owners_at(costs, place)[k]];
             link->ns += to - from;
             link->exposed_ns += overlap(from, to, wait, ready);
             from = to;
@@ -196,15 +194,15 @@ void ms_accounts_harvest(ms_accounts *accounts, uint32_t set, const bool *reduce
     }
 }
 
-uint32_t ms_accounts_links(const ms_accounts *accounts) { return accounts ? accounts->links : 0; }
+uint32_t ms_link_costs_links(const ms_link_costs *costs) { return costs ? costs->links : 0; }
 
 /* Bytes and times may be of different passes: bytes are known when work is enqueued, times when it
  * has run. */
-ms_link_stats ms_accounts_stats(const ms_accounts *accounts, uint32_t link, bool of_step)
+ms_link_stats ms_link_costs_stats(const ms_link_costs *costs, uint32_t link, bool of_step)
 {
-    if (!accounts || link > accounts->links) return (ms_link_stats){ 0 };
-    ms_link_stats stats = of_step ? accounts->step_counts[link] : accounts->counts[link];
-    stats.ns = accounts->times[link].ns;
-    stats.exposed_ns = accounts->times[link].exposed_ns;
+    if (!costs || link > costs->links) return (ms_link_stats){ 0 };
+    ms_link_stats stats = of_step ? costs->step_counts[link] : costs->counts[link];
+    stats.ns = costs->times[link].ns;
+    stats.exposed_ns = costs->times[link].exposed_ns;
     return stats;
 }

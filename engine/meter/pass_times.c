@@ -39,7 +39,7 @@ ms_status ms_times_open(ms_times *times, ms_group *group, uint32_t capacity, uin
         status =
             ms_allocate(context, 3 * capacity * sizeof(bool), "times", (void **)&times->reduced);
     if (!status) times->timed = times->reduced + 2 * capacity;
-    return status ? status : ms_accounts_new(group, capacity, links, &times->accounts);
+    return status ? status : ms_link_costs_new(group, capacity, links, &times->costs);
 }
 
 /* A record that was never opened has no engine, and nothing to free. Marks that are still enqueued
@@ -48,7 +48,7 @@ void ms_times_close(ms_times *times)
 {
     if (!times->engine) return;
     ms_marks_free(times->marks);
-    ms_accounts_free(times->accounts);
+    ms_link_costs_free(times->costs);
     ms_release(ms_engine_context(times->engine), times->spans);
     ms_release(ms_engine_context(times->engine), times->bucket_times);
     ms_release(ms_engine_context(times->engine), times->reduced);
@@ -89,7 +89,7 @@ static bool *reduced_in(const ms_times *times, uint32_t set)
 }
 
 /* Times of buckets and gradients since `begin`, which is forward's end. A bucket that the pass has
- * left out keeps its times, unless buckets were made anew since. */
+ * left out keeps its times, unless buckets were made again since. */
 static void harvest_buckets(ms_times *times, uint32_t index, uint64_t begin)
 {
     const ms_times_set *set = &times->sets[index];
@@ -107,7 +107,7 @@ static void harvest_buckets(ms_times *times, uint32_t index, uint64_t begin)
 }
 
 /* The times of the parts of a pass; backward begins where forward's end was noted. Without a mark
- * at forward's end only the exposed time is known: it lies between two marks that every pass sets.
+ * at forward's end only the exposed time is known: it is between two marks that every pass sets.
  */
 static void harvest_moments(ms_pass_stats *stats, const ms_times_set *set, const uint64_t *moments)
 {
@@ -140,8 +140,8 @@ static void harvest(ms_times *times, uint32_t index)
                                      .end = time_of(times, index, spans_at() + 2 * b + 1) };
         times->stats.reduce_ns += times->spans[b].end - times->spans[b].begin;
     }
-    ms_accounts_harvest(times->accounts, index, reduced_in(times, index), times->spans,
-                        moments[MS_AT_WAIT], moments[MS_AT_READY]);
+    ms_link_costs_harvest(times->costs, index, reduced_in(times, index), times->spans,
+                          moments[MS_AT_WAIT], moments[MS_AT_READY]);
     harvest_buckets(times, index,
                     moments[set->has[MS_AT_BACKWARD] ? MS_AT_BACKWARD : MS_AT_FORWARD]);
 }
@@ -224,31 +224,31 @@ static ms_status mark_span(ms_times *times, uint32_t bucket, bool end)
  * account's first span begins after it. */
 ms_status ms_times_begin_reduction(ms_times *times, ms_bucket *bucket)
 {
-    times->before = ms_accounts_traffic(times->engine);
+    times->before = ms_link_costs_traffic(times->engine);
     if (bucket->index == 0) times->counts = (ms_times_counts){ .passes = times->passes + 1 };
     ms_status status = mark_span(times, bucket->place, false);
-    if (!status) ms_accounts_begin(times->accounts, bucket, set_of(times));
+    if (!status) ms_link_costs_begin(times->costs, bucket, set_of(times));
     return status;
 }
 
 /* The account ends before the mark: its last bytes and times belong to this reduction. */
 ms_status ms_times_end_reduction(ms_times *times, ms_bucket *bucket)
 {
-    ms_traffic now = ms_accounts_traffic(times->engine);
+    ms_traffic now = ms_link_costs_traffic(times->engine);
     times->counts.calls++;
     times->counts.payload_bytes += now.payload_bytes - times->before.payload_bytes;
     times->counts.wire_bytes += now.wire_bytes - times->before.wire_bytes;
-    times->counts.between_hosts_bytes +=
-        now.between_hosts_bytes - times->before.between_hosts_bytes;
+    times->counts.between_nodes_bytes +=
+        now.between_nodes_bytes - times->before.between_nodes_bytes;
     reduced_in(times, set_of(times))[bucket->place] = true;
-    ms_status status = ms_accounts_end(times->accounts, bucket);
+    ms_status status = ms_link_costs_end(times->costs, bucket);
     return status ? status : mark_span(times, bucket->place, true);
 }
 
 /* From here on set_of names the other set, which the next pass writes. */
 void ms_times_end_pass(ms_times *times) { times->passes++; }
 
-/* Its set is the present one again, and its marks are set anew by the second backward. */
+/* Its set is the present one again, and its marks are set again by the second backward. */
 void ms_times_reopen_pass(ms_times *times)
 {
     MS_ASSERT(times->passes > 0);
@@ -263,7 +263,7 @@ ms_status ms_times_step_end(ms_times *times, bool reduced)
     const ms_times_set *set = &times->sets[last];
     times->has_steps = true;
     times->step_counts = times->counts;
-    ms_accounts_step_end(times->accounts);
+    ms_link_costs_step_end(times->costs);
     if (!reduced || !set->end.seq || set->has[MS_AT_STEP_END]) return MS_OK;
     return note_in(times, last, MS_AT_STEP_END, true);
 }
@@ -285,7 +285,7 @@ ms_pass_stats ms_times_stats(ms_times *times)
     stats.calls = counts->calls;
     stats.payload_bytes = counts->payload_bytes;
     stats.wire_bytes = counts->wire_bytes;
-    stats.between_hosts_bytes = counts->between_hosts_bytes;
+    stats.between_nodes_bytes = counts->between_nodes_bytes;
     return stats;
 }
 
@@ -301,5 +301,5 @@ bool ms_times_bucket(const ms_times *times, uint64_t layout, uint32_t bucket, ms
 /* Bytes of the last step where steps are noted, else of the last pass. */
 ms_link_stats ms_times_link(const ms_times *times, uint32_t link)
 {
-    return ms_accounts_stats(times->accounts, link, times->has_steps);
+    return ms_link_costs_stats(times->costs, link, times->has_steps);
 }

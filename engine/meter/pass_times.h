@@ -35,7 +35,7 @@ typedef struct ms_times_set {
 
 /* What the host counts while it enqueues the reductions of a pass. */
 typedef struct ms_times_counts {
-    uint64_t passes, calls, payload_bytes, wire_bytes, between_hosts_bytes;
+    uint64_t passes, calls, payload_bytes, wire_bytes, between_nodes_bytes;
 } ms_times_counts;
 
 /* The times of one model. Everything here belongs to the host thread; streams only pass the marks.
@@ -62,7 +62,7 @@ typedef struct ms_times {
     /* Of the last pass, and of the last pass whose step has ended. */
     ms_times_counts counts, step_counts;
     ms_traffic before; /* traffic when the present reduction began */
-    ms_accounts *accounts;
+    ms_link_costs *costs;
 } ms_times;
 
 /* Times for at most `capacity` buckets. gradients: 0 if their arrival is never timed. links: number

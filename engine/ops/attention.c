@@ -10,7 +10,7 @@
  * k, dk = scale dS^T q. Several query heads may share a head of keys and values (grouped queries,
  * Ainslie et al. 2023): dk and dv are then summed over them.
  *
- * With positions, several documents lie in one row, and the mask also hides the keys before the
+ * With positions, several documents are in one row, and the mask also hides the keys before the
  * document of a query. */
 #include "ops/attention.h"
 
@@ -51,7 +51,7 @@ static ms_status make_heads(ms_engine *engine, ms_dtype dtype, const int64_t *sh
 }
 
 /* The tensor itself (retained) if each of its rows is contiguous and rows do not overlap, else a
- * copy. Batches and heads may lie anywhere, so parts of one matrix of queries, keys and values are
+ * copy. Batches and heads may be anywhere, so parts of one matrix of queries, keys and values are
  * read in place. */
 static ms_status with_rows(ms_engine *engine, ms_tensor *tensor, ms_tensor **out)
 {

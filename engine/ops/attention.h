@@ -1,7 +1,7 @@
 /* attention.h: attention and rotary embedding: arguments of the kernels.
  *
  * Tensors are [batch, heads, time, width] windows of any strides but 1 in the last dimension. What
- * is made here lies in memory as [batch, time, heads, width], so that heads join again into [batch,
+ * is made here is in memory as [batch, time, heads, width], so that heads join again into [batch,
  * time, heads * width] without a copy. */
 #ifndef MOONSHARD_OPS_ATTENTION_H
 #define MOONSHARD_OPS_ATTENTION_H

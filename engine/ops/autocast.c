@@ -22,7 +22,7 @@ void ms_engine_set_autocast(ms_engine *engine, ms_dtype dtype)
     if (!ms_tensor_state_of(engine, &state)) state->autocast = dtype;
 }
 
-/* f32 stands for "off", as f32 operands then need no cast. */
+/* f32 represents "off", as f32 operands then need no cast. */
 ms_dtype ms_engine_autocast(const ms_engine *engine)
 {
     const ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);

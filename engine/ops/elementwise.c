@@ -223,7 +223,7 @@ const ms_op ms_op_pow = {
 /* ------------------------------------------------------------------ forward */
 
 /* The dtype that the operands share; masks are left out. A tensor of one element may be of another
- * float dtype: it stands for a number and does not change the dtype of the result. Mixed dtypes are
+ * float dtype: it represents a number and does not change the dtype of the result. Mixed dtypes are
  * refused and not promoted: which of them should win is for the script to say. */
 static ms_status common_dtype(const ms_op_call *call, const elementwise_rule *rule, ms_dtype *out)
 {

@@ -210,7 +210,7 @@ static ms_status index_select_backward(ms_op_gradient *gradient)
 
 /* ----------------------------------------------------- scatter, scatter_add */
 
-/* The values as a window of the index's shape, owned: one element may stand for all, by strides of
+/* The values as a window of the index's shape, owned: one element may represent all, by strides of
  * 0. The dtype must be that of the tensor they are placed in. An error here names scatter and its
  * inputs; ms_scatter_into checks nothing. */
 static ms_status values_for(const ms_op_call *call, ms_tensor **out)

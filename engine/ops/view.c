@@ -370,7 +370,7 @@ static ms_status permute_backward(ms_op_gradient *gradient)
 }
 
 /* Repeats dimensions of size 1, and adds leading ones, by strides of 0. -1 keeps a size. A tensor
- * that was expanded cannot be written in place (ms_op_output), as one element stands for
+ * that was expanded cannot be written in place (ms_op_output), as one element represents
  * several. */
 static ms_status expand_forward(ms_op_call *call)
 {

@@ -13,7 +13,7 @@ typedef struct ms_window {
 } ms_window;
 
 /* The window of a call whose first input is [images, channels, rows, columns], with the numbers of
- * its attributes; a stride of 0 stands for `stride`. Refuses an input of another form, numbers out
+ * its attributes; a stride of 0 represents `stride`. Refuses an input of another form, numbers out
  * of range, and a window that is larger than the padded input. */
 ms_status ms_window_of(const ms_op_call *call, const int64_t kernel[2], const int64_t stride[2],
                        ms_window *out);

@@ -128,7 +128,7 @@ ms_status ms_op_apply(ms_engine *engine, const ms_op *op, const ms_attributes *a
 /* ------------------------------------------------------ helpers for forward */
 
 /* Outputs of an in-place call after the first are new tensors. A target with a stride of 0 is
- * refused: one element stands for several, and which of the results it would keep is undefined. An
+ * refused: one element represents several, and which of the results it would keep is undefined. An
  * in-place result is the target itself with one more reference, so callers release it like a new
  * one. */
 ms_status ms_op_output(ms_op_call *call, uint32_t index, ms_dtype dtype, uint32_t dims,

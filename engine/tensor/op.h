@@ -120,7 +120,7 @@ void ms_op_drop_saved(ms_op_call *call);
 /* ------------------------------------------------------ helpers for forward */
 
 /* Makes output `index`: a new tensor, or inputs[0] itself for index 0 of an in-place call. In place
- * the target must have this dtype and shape, and no element of it may stand for several. *borrowed
+ * the target must have this dtype and shape, and no element of it may represent several. *borrowed
  * is the call's. */
 ms_status ms_op_output(ms_op_call *call, uint32_t index, ms_dtype dtype, uint32_t dims,
                        const int64_t *shape, ms_tensor **borrowed);

@@ -9,7 +9,7 @@
 #include "base/assert.h"
 #include "moonshard/tensor.h"
 
-/* A window on a storage: which element comes first, and how many elements lie between neighbours of
+/* A window on a storage: which element comes first, and how many elements are between neighbours of
  * each dimension. Several tensors may share a storage; each holds a reference to it. count,
  * contiguous and extent follow from shape and strides (derive in tensor.c) and are kept because
  * every operator asks for them. Strides are never negative; a stride of 0 repeats elements. The

@@ -260,7 +260,7 @@ static ms_status inherit_cast(ms_tensor *base, int64_t offset, ms_tensor *window
     return MS_OK;
 }
 
-/* offset counts from the base's first element. The window must lie in the storage; it may be larger
+/* offset counts from the base's first element. The window must be in the storage; it may be larger
  * than the base. An empty window keeps the base's offset, so that it never points past the end.
  * made_version is that of its memory now: the tape compares it with later versions. */
 ms_status ms_tensor_window(ms_tensor *base, uint32_t dims, const int64_t *shape,

@@ -1,4 +1,4 @@
-/* added.c: tokens that are found in a text as they stand. */
+/* added.c: tokens that are found in a text as they are. */
 #include "text/added.h"
 
 #include <stdlib.h>
@@ -95,7 +95,7 @@ static const ms_added_token *found(ms_added_search *search, const ms_added_token
     while (token->right && (length = ms_utf8_character(end, search->text.end, &code))
            && ms_is_space(code))
         end += length;
-    /* A token that lies in spaces which the last one took has nothing in front of it. */
+    /* A token that is in spaces which the last one took has nothing in front of it. */
     *before = (ms_span){ .at = search->done, .end = begin > search->done ? begin : search->done };
     before->first = search->text.first && before->at == search->text.at;
     search->done = end;

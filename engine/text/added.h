@@ -1,4 +1,4 @@
-/* added.h: tokens that are found in a text as they stand, before it is cut into pieces: special
+/* added.h: tokens that are found in a text as they are, before it is cut into pieces: special
  * tokens and others that were added to a vocabulary. */
 #ifndef MOONSHARD_TEXT_ADDED_H
 #define MOONSHARD_TEXT_ADDED_H

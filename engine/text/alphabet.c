@@ -1,7 +1,7 @@
 /* alphabet.c: the characters by which byte-level vocabularies write bytes. */
 #include "text/alphabet.h"
 
-/* Bytes that are printable in Latin-1 stand for themselves. */
+/* Bytes that are printable in Latin-1 represent themselves. */
 static bool is_itself(uint32_t code)
 {
     return (code >= 0x21 && code <= 0x7e) || (code >= 0xa1 && code <= 0xac)

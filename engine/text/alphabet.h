@@ -7,7 +7,7 @@
 
 /* Appends these bytes as characters of the alphabet. */
 ms_status ms_alphabet_write(ms_context *context, ms_span bytes, ms_buffer *out);
-/* Appends the bytes that the characters stand for. false, and nothing appended, if one of them is
+/* Appends the bytes that the characters represent. false, and nothing appended, if one of them is
  * outside of the alphabet. */
 ms_status ms_alphabet_read(ms_context *context, ms_span characters, ms_buffer *out, bool *known);
 

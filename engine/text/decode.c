@@ -57,7 +57,7 @@ static ms_status add_token(ms_context *context, ms_decoder *decoder, uint32_t id
         decoder->strip = 0;
         return ms_buffer_add(context, &decoder->text, name, bytes);
     }
-    /* What stands for unknown text begins with a space of its own. */
+    /* What represents unknown text begins with a space of its own. */
     if (id == tokenizer->model.unknown) decoder->strip = 0;
     ms_span text = strip_begin(decoder, ms_vocabulary_text(&tokenizer->decoding.texts, id));
     return ms_buffer_add(context, &decoder->text, text.at, ms_span_bytes(text));

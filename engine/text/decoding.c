@@ -104,7 +104,7 @@ static ms_status add_model_token(ms_context *context, writing *all, uint32_t id)
     ms_span text = ms_vocabulary_text(&model->vocabulary, id);
     if (keeps_bytes(all->tokenizer, all->rules))
         return ms_vocabulary_add(context, &all->tokenizer->decoding.texts, id, text, 0, false);
-    /* A name that the alphabet cannot write stands there as it is, and is not found. */
+    /* A name that the alphabet cannot write is there as it is, and is not found. */
     if (!model->by_bytes
         || ms_vocabulary_find(&model->vocabulary, text.at, ms_span_bytes(text)) != id)
         return add_by_rules(context, all, id, text);
@@ -115,7 +115,7 @@ static ms_status add_model_token(ms_context *context, writing *all, uint32_t id)
     return status;
 }
 
-/* An added token that is found in the normalized text stands for what it replaces there. */
+/* An added token that is found in the normalized text represents what it replaces there. */
 static ms_status add_normalized(ms_context *context, writing *all)
 {
     const ms_added *set = &all->tokenizer->normalized;

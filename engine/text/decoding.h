@@ -31,7 +31,7 @@ typedef struct ms_decode_rules {
 ms_status ms_decoding_build(ms_context *context, ms_tokenizer *tokenizer,
                             const ms_decode_rules *rules);
 void ms_decode_rules_free(ms_context *context, ms_decode_rules *rules);
-/* The byte that <0x0A> stands for, or -1 for another name. */
+/* The byte that <0x0A> represents, or -1 for another name. */
 int ms_byte_of_name(ms_span name);
 
 #endif

@@ -69,7 +69,7 @@ static ms_status split(ms_encoder *encoder, ms_span text)
                     encode_piece, encoder);
 }
 
-/* What lies between two tokens that were found in the text as it is. */
+/* What is between two tokens that were found in the text as it is. */
 static ms_status encode_between(ms_encoder *encoder, ms_span text, bool specials)
 {
     const ms_tokenizer *tokenizer = encoder->tokenizer;

@@ -29,7 +29,7 @@ static ms_status add_template_token(ms_context *context, const json_t *template,
     return status;
 }
 
-/* What stands before and after the text in the template for one text. */
+/* What is before and after the text in the template for one text. */
 static ms_status add_template(ms_context *context, const json_t *template, ms_tokenizer *tokenizer)
 {
     const json_t *items = json_object_get(template, "single");
@@ -187,7 +187,7 @@ static ms_status add_decoder(ms_context *context, const json_t *component, void 
     if (strcmp(type, "Metaspace") == 0) return add_metaspace(context, component, all);
     if (strcmp(type, "ByteFallback") == 0) return next_rule(context, all, MS_DECODE_BYTES, &rule);
     if (strcmp(type, "ByteLevel") == 0) {
-        /* Characters may lie in several tokens: it puts all of them together. */
+        /* Characters may be in several tokens: it puts all of them together. */
         all->fused = "ByteLevel";
         return next_rule(context, all, MS_DECODE_ALPHABET, &rule);
     }

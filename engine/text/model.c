@@ -61,7 +61,7 @@ static ms_status put(ms_context *context, const ms_model *model, ms_modelling *w
     return again ? MS_OK : ms_ids_add(context, out, id);
 }
 
-/* A token that remains after merging, or what stands for it. */
+/* A token that remains after merging, or what represents it. */
 static ms_status put_symbol(ms_context *context, const ms_model *model, ms_modelling *work,
                             uint32_t id, ms_ids *out)
 {

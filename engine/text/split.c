@@ -42,7 +42,7 @@ static ms_status hold(cutting *cut, ms_span piece, bool match)
     return held.at ? emit(cut, held) : MS_OK;
 }
 
-/* The next part of the text, which is a match or lies between two. */
+/* The next part of the text, which is a match or is between two. */
 static ms_status take(cutting *cut, ms_span part, bool match)
 {
     bool extend = false;
@@ -126,7 +126,7 @@ static ms_status write_meta(ms_context *context, const ms_splitter *splitter, ms
     return status;
 }
 
-/* Hands the text on to splitter `step`; those that cut nothing write it anew. */
+/* Hands the text on to splitter `step`; those that cut nothing write it again. */
 static ms_status apply(const splitting *call, size_t step, ms_span text)
 {
     if (text.at == text.end) return MS_OK;

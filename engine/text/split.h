@@ -28,7 +28,7 @@ typedef struct ms_splitter {
     ms_splitter_kind kind;
     ms_pattern *pattern;
     ms_behavior behavior;
-    bool invert; /* what lies between matches counts as match */
+    bool invert; /* what is between matches counts as match */
     ms_prepend prepend;
     ms_buffer content;
 } ms_splitter;

@@ -96,8 +96,8 @@ ms_status ms_tokenizer_add(ms_context *context, ms_tokenizer *tokenizer, ms_span
                                  text, token);
 }
 
-/* Writes the set anew, with texts as the normalizers leave them. A text of which nothing is left is
- * never found. */
+/* Writes the set again, with texts as the normalizers leave them. A text of which nothing is left
+ * is never found. */
 static ms_status normalize_added(ms_context *context, ms_tokenizer *tokenizer, ms_normalizing *work)
 {
     ms_added changed = { 0 };

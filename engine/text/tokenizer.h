@@ -16,7 +16,7 @@
 
 /* How tokens become text. */
 typedef struct ms_decoding {
-    ms_vocabulary texts;  /* by id: the bytes that a token stands for */
+    ms_vocabulary texts;  /* by id: the bytes that a token represents */
     ms_buffer strip;      /* a text of which ... */
     uint32_t strip_count; /* ... so many are removed from the begin of all */
 } ms_decoding;

@@ -11,7 +11,7 @@
 enum {
     MS_TOKEN_HERE = 1,
     MS_TOKEN_SPECIAL = 2, /* has no text of its own */
-    MS_TOKEN_BYTE = 4,    /* stands for one byte that has no character: <0x0A> */
+    MS_TOKEN_BYTE = 4,    /* represents one byte that has no character: <0x0A> */
     MS_TOKEN_MERGED = 8,  /* pairs of other tokens are merged to it */
     MS_TOKEN_UNUSED = 16  /* is never given */
 };

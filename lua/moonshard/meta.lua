@@ -64,7 +64,7 @@
 --- With device "cuda": more ranks than GPUs may compute on them, on one host. Tensors of ranks then
 --- travel through memory of the host, not by NCCL, and each rank has its part of a GPU's memory.
 ---@field share_gpu? boolean
---- With device "sim": it stands for "cuda", so that its peak of memory is that of a GPU.
+--- With device "sim": it represents "cuda", so that its peak of memory is that of a GPU.
 ---@field for_gpu? boolean
 --- With device "cuda": the calling thread, and threads that it starts, run on the cores of the NUMA
 --- node of the GPU, of which ranks get equal shares. `moonshard run --device cuda` sets it.

@@ -13,7 +13,7 @@ local prefix = "/opt/moonshard"
 prepend_path("PATH", prefix .. "/bin")
 prepend_path("PKG_CONFIG_PATH", prefix .. "/lib/pkgconfig")
 prepend_path("CMAKE_PREFIX_PATH", prefix)
--- Two semicolons at the end stand for the interpreter's own paths.
+-- Two semicolons at the end represent the interpreter's own paths.
 local lua = prefix .. "/share/lua/5.4/?"
 pushenv("LUA_PATH", ("%s.lua;%s/init.lua;%s"):format(lua, lua, os.getenv "LUA_PATH" or ";"))
 pushenv("LUA_CPATH", prefix .. "/lib/lua/5.4/?.so;" .. (os.getenv "LUA_CPATH" or ";"))

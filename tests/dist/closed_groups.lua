@@ -100,7 +100,7 @@ again:close()
 model(ms.ones { 1, 2 }):sum():backward()
 equal(model:parameters()[1]:grad():view(-1):to_table(), { 1.0, 1.0, 1.0, 1.0 })
 
--- Parts that lack a rank are made anew, as the others could not know.
+-- Parts that lack a rank are made again, as the others could not know.
 if size > 1 then
   local names = {}
   for i = 1, 2 do

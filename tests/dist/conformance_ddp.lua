@@ -1,6 +1,6 @@
 -- Run by every rank of conformance_ddp_spec.lua: cases from PyTorch's own tests of data
 -- parallelism, with the requirements that these tests have for the reducer. A case is named after
--- the file and the test that it stands for. It has the values of that test if there are some;
+-- the file and the test that it represents. It has the values of that test if there are some;
 -- otherwise it compares with gradients that are averaged by hand.
 local ms = require "moonshard"
 local core = require "moonshard.core"

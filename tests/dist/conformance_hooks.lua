@@ -1,6 +1,6 @@
 -- Run by every rank of conformance_hooks_spec.lua: cases from PyTorch's own tests of comm hooks, of
 -- quantized collectives and of optimizers that overlap or are sharded. A case is named after the
--- file and the test that it stands for.
+-- file and the test that it represents.
 local ms = require "moonshard"
 local hooks, nn, optim = ms.hooks, ms.nn, ms.optim
 local world, rank, size = ms.world(), ms.rank(), ms.world_size()

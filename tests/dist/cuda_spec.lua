@@ -181,7 +181,7 @@ describe("ranks on GPUs", function()
     assert.same({ first, second }, { run " MOONSHARD_COMM_GRAPHS=off" })
   end)
 
-  -- What fsdp gathers and reduces lies in rooms, so its collectives become graphs; on all ranks,
+  -- What fsdp gathers and reduces is in rooms, so its collectives become graphs; on all ranks,
   -- also where one keeps memory, reads losses and copies parameters that others do not.
   for options, calls in pairs {
     [ [[{ wrap = wrap }]] ] = 15,

@@ -14,7 +14,7 @@ function Block:init()
 end
 function Block:forward(x) return self.down(self.up(x):gelu()) end
 
--- Stands between two units, in the root; calls note when forward comes by.
+-- Is between two units, in the root; calls note when forward comes by.
 local Between = ms.nn.class "Between"
 function Between:init(note) self.note = note end
 function Between:forward(x)

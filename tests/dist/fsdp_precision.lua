@@ -147,7 +147,7 @@ local function shard(way, precision, more, net)
   return ms.fsdp(net or Net(), o)
 end
 
--- Each dtype of computing with each of reducing. Two steps: shards are cast anew after a step.
+-- Each dtype of computing with each of reducing. Two steps: shards are cast again after a step.
 local reference = Net()
 local combinations = {
   { "bf16" }, { "bf16", "bf16" }, { "f16", "bf16" }, { "bf16", "f16" }, { "f32", "bf16" },

@@ -69,7 +69,7 @@ end
 
 ------------------------------------------------------------------------- ways that keep all bits
 
--- What is gathered when, in which order memory lies, and what runs again, changes no bit. hybrid
+-- What is gathered when, in which order memory is, and what runs again, changes no bit. hybrid
 -- shards add in another order: 2 ranks of 2 is one order of 4.
 local plain, number = train(), 0
 local function one_unit() return false end

@@ -70,12 +70,12 @@ describe("shard=", function()
     same(expected, own)
     for key, t in pairs(model) do
       assert.equal("bf16", sharded[key]:dtype())
-      -- A number that lies between two may go either way: they are 2^-8 apart.
+      -- A number that is between two may go either way: they are 2^-8 apart.
       assert.is_true((t:to "f32" - sharded[key]:to "f32"):abs():max():item()
         <= 2 ^ -8 * t:to("f32"):abs():max():item(), key)
     end
   end)
-  -- In short ranges two recipes stand for two of the strategies.
+  -- In short ranges two recipes represent two of the strategies.
   local strategies = { mnist = "hybrid_shard", ddp_by_hand = "hybrid_shard_zero2" }
   for name in pairs(recipes) do
     it(("of %s gives the losses of ddp, and saves the same model"):format(name), function()

@@ -54,7 +54,7 @@ local function elements(shape)
   return count
 end
 
--- The bytes of a parameter, or of several that lie together, padded to `ranks` shards.
+-- The bytes of a parameter, or of several that are together, padded to `ranks` shards.
 local function padded(parameters, ranks, rows)
   local numbers = 0
   for _, p in ipairs(parameters) do

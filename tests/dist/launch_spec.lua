@@ -1,5 +1,5 @@
--- What recipes/launch gives to clusters: the batch scripts, with programs that stand in for Slurm's
--- and for ours, and the module file, with functions that stand in for Lmod's.
+-- What recipes/launch gives to clusters: the batch scripts, with programs that are in for Slurm's
+-- and for ours, and the module file, with functions that are in for Lmod's.
 local command = require "command"
 local launch = command.source .. "/recipes/launch/"
 

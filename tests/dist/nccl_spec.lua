@@ -1,4 +1,4 @@
--- Training over NCCL, which a stub stands in for that adds in rank order: the bits of local. And
+-- Training over NCCL, which a stub is in for that adds in rank order: the bits of local. And
 -- what a user sees of errors.
 local command = require "command"
 local folder

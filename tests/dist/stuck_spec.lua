@@ -6,7 +6,7 @@ local SANITIZED = (os.getenv "MOONSHARD_SANITIZE" or "") ~= ""
 
 -- After a meeting, which has no limit, rank 1 does something, and rank 0 ends (or, with waits=true,
 -- waits for rank 1 in a collective). A rank that is only warned about goes on after the warning,
--- which it finds in the job's stderr. To stand still, a rank loops, or it reads a named pipe that
+-- which it finds in the job's stderr. To stop, a rank loops, or it reads a named pipe that
 -- has no writer: that blocks, and takes no processor time from the other jobs.
 local RECIPE = [[
 local ms = require "moonshard"

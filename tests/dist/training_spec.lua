@@ -252,7 +252,7 @@ describe("training on several ranks", function()
     end
   end)
 
-  -- The command that is printed is tried as it stands: it goes on with this run, and not with the
+  -- The command that is printed is tried as it is: it goes on with this run, and not with the
   -- one that had the folder before.
   it("tells how to go on where its folder was numbered, named, or has spaces", function()
     command.write(folder .. "/numbered.lua", [[

@@ -1,7 +1,7 @@
 /* driver.c: runs a fuzz target without libFuzzer: on each seed, then on seeds that are changed at
  * random, in the same way in every run. Each input is a block of memory of its own, so that the
  * address sanitizer sees a read after its end.
- *     host_list SEEDS
+ *     node_list SEEDS
  * MOONSHARD_TEST_FULL=1 makes it run a hundred times as many. */
 #include <dirent.h>
 #include <stdint.h>

@@ -1,5 +1,5 @@
-/* frame.c: any bytes as a frame that another host's keeper has sent: it is refused, or the first
- * keeper carries it out and changes nothing that the other host may not change.
+/* frame.c: any bytes as a frame that another host's agent has sent: it is refused, or the first
+ * agent carries it out and changes nothing that the other host may not change.
  * fuzz: engine/base engine/comm/hosts */
 #include "comm/control/cluster/coordinator.h"
 
@@ -12,7 +12,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { RANKS = 4, HOSTS = 3, SENDER = 1 };
+enum { RANKS = 4, NODES = 3, SENDER = 1 };
 
 static void check(bool holds, const char *what)
 {
@@ -28,54 +28,54 @@ static void quiet(void *user, ms_log_level level, const char *message)
     (void)message;
 }
 
-/* The first keeper of a job, without connections: what it sends goes nowhere. */
-static ms_keeper *first_keeper(void)
+/* The first agent of a job, without connections: what it sends goes nowhere. */
+static ms_agent *first_agent(void)
 {
-    static ms_keeper *keeper;
+    static ms_agent *agent;
     static ms_context context;
-    if (keeper) return keeper;
-    static ms_keeper_options options = {
+    if (agent) return agent;
+    static ms_agent_options options = {
         .rendezvous = { .ranks = RANKS, .threads = 1, .heap_bytes = 1 << 20 },
-        .hosts = HOSTS,
-        .host_of = { 0, 0, 1, 2 },
+        .nodes = NODES,
+        .node_of = { 0, 0, 1, 2 },
         .names = { "a", "b", "c" },
-        .reach = { .interface = "lo" },
+        .endpoint = { .interface = "lo" },
         .init_ns = 1000000000,
         .lost_ns = 1000000000
     };
     ms_context_init(&context, NULL);
     context.log = quiet;
-    check(ms_keeper_open(&context, &options, &keeper) == MS_OK, context.error.message);
-    ms_keeper_close_door(keeper);
-    return keeper;
+    check(ms_agent_open(&context, &options, &agent) == MS_OK, context.error.message);
+    ms_agent_close_local_socket(agent);
+    return agent;
 }
 
-/* As after the beginning, so that every input meets the same keeper. */
-static void begin_anew(ms_keeper *keeper)
+/* As after the beginning, so that every input meets the same agent. */
+static void begin_anew(ms_agent *agent)
 {
-    ms_control_file *control = keeper->control;
+    ms_control_file *control = agent->control;
     atomic_store(&control->aborted, 0);
     atomic_store(&control->agreed, 0);
     atomic_store(&control->groups, 1);
     memset(control->ids_used, 0, sizeof control->ids_used);
     memset(control->requests, 0, sizeof control->requests);
     memset(control->lines, 0, RANKS * sizeof *control->lines);
-    memset(keeper->pending, 0, sizeof keeper->pending);
-    keeper->proposed = keeper->decided = false;
-    keeper->still.stage = keeper->still.stand_count = keeper->still.mark_count = 0;
+    memset(agent->pending, 0, sizeof agent->pending);
+    agent->proposed = agent->decided = false;
+    agent->still.stage = agent->still.calls_used = agent->still.counts_used = 0;
 }
 
 /* What no other host may change: the layout, and the lines of the ranks of this and of a third
  * host. The bell counts how often ranks were woken. */
-static uint64_t hash_of_own(const ms_keeper *keeper)
+static uint64_t hash_of_own(const ms_agent *agent)
 {
-    const ms_control_file *control = keeper->control;
+    const ms_control_file *control = agent->control;
     uint64_t hash = ms_hash(control, offsetof(ms_control_file, requests), 0);
     static const uint32_t others[] = { 0, 1, 3 };
     for (int i = 0; i < 3; i++) {
         const ms_rank_line *line = &control->lines[others[i]];
         hash = ms_hash(&line->phase,
-                       offsetof(ms_rank_line, suspicion) - offsetof(ms_rank_line, phase), hash);
+                       offsetof(ms_rank_line, hang_report) - offsetof(ms_rank_line, phase), hash);
         hash = ms_hash(line->flight, sizeof line->flight, hash);
     }
     return hash;
@@ -84,18 +84,18 @@ static uint64_t hash_of_own(const ms_keeper *keeper)
 /* A frame with this head, which is right. */
 static void receive(const ms_frame_head *head, const uint8_t *data)
 {
-    ms_keeper *keeper = first_keeper();
+    ms_agent *agent = first_agent();
     /* A block of its own size, so that a read after its end is seen. */
     void *body = malloc(head->bytes ? head->bytes : 1);
     if (head->bytes) memcpy(body, data, head->bytes);
     if (ms_frame_check_body(head, body)) {
-        begin_anew(keeper);
-        uint64_t before = hash_of_own(keeper);
+        begin_anew(agent);
+        uint64_t before = hash_of_own(agent);
         if (head->kind == MS_FRAME_WRITE) {
             const ms_write_body *write = body;
-            ms_keeper_apply(keeper, SENDER, write->offset, write + 1, head->bytes - sizeof *write);
-        } else ms_keeper_agree(keeper, SENDER, head, body);
-        check(hash_of_own(keeper) == before, "a host has changed what is not its own");
+            ms_agent_apply(agent, SENDER, write->offset, write + 1, head->bytes - sizeof *write);
+        } else ms_agent_agree(agent, SENDER, head, body);
+        check(hash_of_own(agent) == before, "a host has changed what is not its own");
     }
     free(body);
 }

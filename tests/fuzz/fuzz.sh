@@ -4,7 +4,7 @@
 # It ends with the first failure, or when libFuzzer's own arguments say so. What a target needs of the
 # engine beside the files that it names comes from build/release (./moonshard build), unchanged.
 #
-#     tests/fuzz/fuzz.sh host_list [-max_total_time=600 ...]
+#     tests/fuzz/fuzz.sh node_list [-max_total_time=600 ...]
 set -eu
 target=$1
 shift

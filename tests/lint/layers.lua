@@ -137,7 +137,7 @@ local function line_of(text, position)
   return select(2, text:sub(1, position - 1):gsub("\n", "")) + 1
 end
 
--- The folder of a device (cpu, cuda, sim) that a header lies in, or nil.
+-- The folder of a device (cpu, cuda, sim) that a header is in, or nil.
 local function device_of(path)
   local folder = path:match("^(.*)/[^/]*$") or ""
   for name in folder:gmatch("[^/]+") do
@@ -280,7 +280,7 @@ end
 
 -- A require inside of a function hides what a file needs, and files that need each other go
 -- unnoticed. Users load init.lua, which loads each part at its first use; so does the command line.
--- A name that is computed cannot stand at the top.
+-- A name that is computed cannot be at the top.
 local function check_requires(path, text)
   if path == "lua/moonshard/init.lua" or path:find("^lua/moonshard/cli/") then return end
   local number = 0

@@ -3,7 +3,7 @@
 
 local ranks = {}
 
--- A layer may use itself and the layers with lower numbers. io stands beside comm, and text beside
+-- A layer may use itself and the layers with lower numbers. io is beside comm, and text beside
 -- optim. "moonshard" is the header that includes the whole engine, "program" is the command line,
 -- bindings/program/.
 ranks.of = {

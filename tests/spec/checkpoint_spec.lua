@@ -387,7 +387,7 @@ describe("checkpoint", function()
     assert.is_true(core.checkpoint_remove(folder, "step-00000001"))
     assert.is_false((core.exists(folder .. "/step-00000001")))
     assert.equal("file", core.exists(outside .. "/step-00000001/tensors.safetensors"))
-    -- Saved anew where the name is a link: the same.
+    -- Saved again where the name is a link: the same.
     shell("ln -s '%s/step-00000001' '%s/step-00000001'", outside, folder)
     assert(checkpoint.save(folder, { step = 1, object = thing { ms.ones { 2 } } }))
     assert.is_true(checkpoint.wait())

@@ -1,4 +1,4 @@
--- For specs that stand for tests of PyTorch: runs a file of case("name", ...) on all ranks, which
+-- For specs that represent tests of PyTorch: runs a file of case("name", ...) on all ranks, which
 -- prints "ok: name on rank R".
 local command = require "command"
 

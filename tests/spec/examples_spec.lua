@@ -1,5 +1,5 @@
--- The examples of the reference: each runs as it stands, in an empty folder, and the lines with
--- "-->" have the values that stand there.
+-- The examples of the reference: each runs as it is, in an empty folder, and the lines with
+-- "-->" have the values that are there.
 local command = require "command"
 local core = require "moonshard.core"
 local examples = require "examples"

@@ -1,4 +1,4 @@
--- Names that do not exist: reading one raises where it stands and suggests the nearest.
+-- Names that do not exist: reading one raises where it is and suggests the nearest.
 local ms = require "moonshard"
 local core = require "moonshard.core"
 

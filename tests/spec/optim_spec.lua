@@ -551,7 +551,7 @@ describe("the scaler", function()
     assert.same({ 8.0, 0.75 }, { run(0.25) })
     assert.same({ 16.0, 0.5 }, { run(0.25) })       -- two good steps: doubled
     assert.same({ 8.0, 0.5 }, { run(1 / 0) })       -- overflow: skipped, halved
-    assert.same({ 8.0, 0.25 }, { run(0.25) })       -- the count began anew
+    assert.same({ 8.0, 0.25 }, { run(0.25) })       -- the count began again
     assert.same({ 4.0, 0.25 }, { run(0 / 0) })
     assert.equal(3, optimizer:state().steps)
   end)

@@ -85,7 +85,7 @@ describe("choices of products", function()
     assert.equal("", err)
     assert.is_nil(out:find "tune")
     uses_only(2, only(found))
-    -- Nothing is left to be timed, and nothing is chosen anew.
+    -- Nothing is left to be timed, and nothing is chosen again.
     out, err, found = train("run=c steps=4 --tune", on_gpu(0))
     assert.equal("", err)
     assert.truthy(out:find("--tune: 0 kinds of products timed", 1, true), out)
@@ -149,7 +149,7 @@ describe("choices of products", function()
       uses_only(0, only(found))
     end
     assert.is_string(key)
-    -- Timing writes it anew.
+    -- Timing writes it again.
     train("run=c steps=4 --tune", on_gpu(1))
     local _, err, found = train("run=d steps=2", on_gpu(0))
     assert.equal("", err)

@@ -201,7 +201,7 @@ static void test_linear(void **state)
     }
 }
 
-/* The sum of the sizes lies just above the middle of two numbers of f32, so the norm shows whether
+/* The sum of the sizes is just above the middle of two numbers of f32, so the norm shows whether
  * small numbers were added to each other before they met a large one. */
 static void test_clipping(void **state)
 {

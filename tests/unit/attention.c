@@ -168,7 +168,7 @@ static void test_attention_of_packed_documents(void **state)
                MS_F32);
 }
 
-/* Where a query's first key lies before that of the query before it: a window of 20 tokens, and any
+/* Where a query's first key is before that of the query before it: a window of 20 tokens, and any
  * first keys. What a block leaves out follows from all of its queries. */
 static void test_attention_of_any_positions(void **state)
 {

@@ -107,7 +107,7 @@ typedef struct call {
     double factor;
     int64_t in, out; /* elements; out 0: in place */
     number_function result;
-    uint32_t standing;
+    uint32_t fixed_address;
     ms_tensor *from, *to;
 } call;
 
@@ -132,8 +132,8 @@ static void repeat_all(rank *self)
     for (int k = 0; k < CALLS; k++) {
         OK(make(self, MS_F32, calls[k].in, true, &calls[k].from));
         if (calls[k].out) OK(make(self, MS_F32, calls[k].out, true, &calls[k].to));
-        calls[k].standing = ms_group_standing(self->world);
-        CHECK(calls[k].standing == (uint32_t)k + 1);
+        calls[k].fixed_address = ms_group_fixed_address(self->world);
+        CHECK(calls[k].fixed_address == (uint32_t)k + 1);
     }
     bool can = device_is_cuda();
     CHECK(ms_engine_set_repeating(self->engine, true) == can);
@@ -147,7 +147,7 @@ static void repeat_all(rank *self)
                                 .in = calls[k].from,
                                 .out = calls[k].to,
                                 .bucket = k,
-                                .standing = calls[k].standing };
+                                .fixed_address = calls[k].fixed_address };
             OK(fill(calls[k].from, own_number, &at));
             OK(run_one(self, self->world, &c));
             CHECK(equals(calls[k].to ? calls[k].to : calls[k].from, calls[k].result, &at));
@@ -187,7 +187,7 @@ static struct {
 static void repeat_one(rank *self)
 {
     ms_tensor *t = NULL;
-    uint32_t standing = ms_group_standing(self->world);
+    uint32_t fixed_address = ms_group_fixed_address(self->world);
     ms_status status = MS_OK;
     ms_engine_set_repeating(self->engine, true);
     if (how.without != (int)self->number) status = ms_comm_use_graphs(self->engine);
@@ -204,8 +204,9 @@ static void repeat_one(rank *self)
                             .factor = how.changes ? 1.0 / (1 << round % 4) : 1,
                             .in = t,
                             .bucket = 7,
-                            .standing = how.moves ? standing + (uint32_t)round : standing };
-        if (self->number == 1 && round == how.differs_at) c.standing = 0;
+                            .fixed_address =
+                                how.moves ? fixed_address + (uint32_t)round : fixed_address };
+        if (self->number == 1 && round == how.differs_at) c.fixed_address = 0;
         OK(fill(t, own_number, &at));
         status = run_one(self, self->world, &c);
         if (!status) status = ms_engine_sync(self->engine);

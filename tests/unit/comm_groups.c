@@ -129,7 +129,7 @@ static uint64_t fast_clock(void *user)
 static void overtake(rank *self)
 {
     ms_tensor *t = NULL;
-    ms_member_line *line = ms_member(ms_host_files_of(self->rendezvous), 0, 0, 1);
+    ms_member_line *line = ms_member(ms_shm_files_of(self->rendezvous), 0, 0, 1);
     ms_abort_record cause;
     OK(make(self, MS_F32, 8, false, &t));
     OK(fill(t, NULL, NULL));

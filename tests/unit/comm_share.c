@@ -161,7 +161,7 @@ static const ms_transport by_id = { .name = "by id",
 
 static ms_status open_by_id(rank *self)
 {
-    ms_membership membership = { .control = &ms_control_host,
+    ms_membership membership = { .control = &ms_control_shm,
                                  .transport = &by_id,
                                  .rendezvous = self->rendezvous,
                                  .rank = self->number,

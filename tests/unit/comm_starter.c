@@ -1,4 +1,4 @@
-/* comm_starter.c: the process that starts a job over several hosts, and the first keeper: requests,
+/* comm_starter.c: the process that starts a job over several hosts, and the first agent: requests,
  * the exit code, strangers at the port, and what each side makes of the other's end or silence. */
 #include "comm/control/cluster/starter_link.h"
 
@@ -11,7 +11,7 @@
 typedef struct pair {
     ms_context contexts[2];
     ms_starter *starter;
-    ms_keeper *keeper;
+    ms_agent *agent;
     char value[MS_STARTER_BYTES];
 } pair;
 
@@ -34,16 +34,16 @@ static void open_starter(pair *of)
 /* Of a job with two ranks on one host, which never come. */
 static void open_keeper(pair *of)
 {
-    ms_keeper_options options = {
+    ms_agent_options options = {
         .rendezvous = { .ranks = 2, .threads = 1, .heap_bytes = 1 << 20 },
-        .hosts = 1,
+        .nodes = 1,
         .names = { "hosta" },
         .init_ns = 4000000000u,
         .lost_ns = LOST_NS,
     };
     ms_context_init(&of->contexts[1], NULL);
     of->contexts[1].log = quiet;
-    if (ms_keeper_open(&of->contexts[1], &options, &of->keeper))
+    if (ms_agent_open(&of->contexts[1], &options, &of->agent))
         fail_msg("%s", of->contexts[1].error.message);
 }
 
@@ -51,13 +51,13 @@ static void open_both(pair *of)
 {
     open_starter(of);
     open_keeper(of);
-    if (ms_keeper_call_starter(of->keeper)) fail_msg("%s", of->contexts[1].error.message);
+    if (ms_agent_call_starter(of->agent)) fail_msg("%s", of->contexts[1].error.message);
 }
 
 static void close_both(pair *of)
 {
     ms_starter_close(of->starter);
-    if (of->keeper) ms_keeper_close(of->keeper);
+    if (of->agent) ms_agent_close(of->agent);
     unsetenv(MS_STARTER_VARIABLE);
 }
 
@@ -83,8 +83,7 @@ static ms_starter_state await_phase(const pair *of, ms_starter_phase phase)
 static ms_abort_record await_cause(const pair *of)
 {
     ms_abort_record cause = { .reason = MS_ABORT_NONE };
-    for (int i = 0; i < 10000 && !ms_host_own_cause(of->keeper->files, &cause); i++)
-        pause_briefly();
+    for (int i = 0; i < 10000 && !ms_shm_own_cause(of->agent->files, &cause); i++) pause_briefly();
     return cause;
 }
 
@@ -109,23 +108,23 @@ static void test_requests_and_the_code_arrive(void **state)
     pair of = { 0 };
     open_both(&of);
     await_phase(&of, MS_STARTER_CONNECTED);
-    assert_int_equal(ms_keeper_stop(of.keeper), 0);
+    assert_int_equal(ms_agent_stop(of.agent), 0);
     ms_starter_request(of.starter, MS_REQUEST_STOP, 15);
-    for (int i = 0; i < 10000 && !ms_keeper_stop(of.keeper); i++) pause_briefly();
-    assert_int_equal(ms_keeper_stop(of.keeper), 15);
-    bool wanted = ms_keeper_flights_wanted(of.keeper);
+    for (int i = 0; i < 10000 && !ms_agent_stop(of.agent); i++) pause_briefly();
+    assert_int_equal(ms_agent_stop(of.agent), 15);
+    bool wanted = ms_agent_flights_wanted(of.agent);
     assert_false(wanted);
     ms_starter_ask_flights(of.starter);
     for (int i = 0; i < 10000 && !wanted; i++) {
         pause_briefly();
-        wanted = ms_keeper_flights_wanted(of.keeper);
+        wanted = ms_agent_flights_wanted(of.agent);
     }
     assert_true(wanted);
-    assert_false(ms_keeper_flights_wanted(of.keeper));
-    /* The port is closed once the keeper has come. */
+    assert_false(ms_agent_flights_wanted(of.agent));
+    /* The port is closed once the agent has come. */
     int late = connect_to(&of);
     assert_int_equal(late, -1);
-    ms_keeper_tell_code(of.keeper, 75);
+    ms_agent_tell_code(of.agent, 75);
     assert_int_equal(await_phase(&of, MS_STARTER_TOLD).code, 75);
     close_both(&of);
 }
@@ -142,9 +141,9 @@ static void test_a_report_arrives_before_the_code(void **state)
         char *text = calloc(1, LONG + 1);
         size_t bytes = round == 0 ? 0 : round == 1 ? 12 : LONG;
         for (size_t i = 0; i < bytes; i++) text[i] = (char)('a' + i % 23);
-        assert_true(ms_keeper_tell_report(of.keeper, text, bytes));
+        assert_true(ms_agent_tell_report(of.agent, text, bytes));
         assert_string_equal(ms_starter_report(of.starter), "");
-        ms_keeper_tell_code(of.keeper, 7);
+        ms_agent_tell_code(of.agent, 7);
         assert_int_equal(await_phase(&of, MS_STARTER_TOLD).code, 7);
         if (bytes > KEPT) text[KEPT] = '\0';
         assert_string_equal(ms_starter_report(of.starter), text);
@@ -153,7 +152,7 @@ static void test_a_report_arrives_before_the_code(void **state)
     }
     pair alone = { 0 };
     open_keeper(&alone);
-    assert_false(ms_keeper_tell_report(alone.keeper, "text", 4));
+    assert_false(ms_agent_tell_report(alone.agent, "text", 4));
     close_both(&alone);
 }
 
@@ -179,8 +178,8 @@ static void test_both_give_signs_of_life(void **state)
     open_both(&of);
     for (int i = 0; i < 1200; i++) pause_briefly();
     await_phase(&of, MS_STARTER_CONNECTED);
-    assert_false(ms_host_own_cause(of.keeper->files, &cause));
-    ms_keeper_tell_code(of.keeper, 0);
+    assert_false(ms_shm_own_cause(of.agent->files, &cause));
+    ms_agent_tell_code(of.agent, 0);
     assert_int_equal(await_phase(&of, MS_STARTER_TOLD).code, 0);
     close_both(&of);
 }
@@ -198,9 +197,9 @@ static void test_a_keeper_whose_starter_ends_ends_the_job(void **state)
     assert_int_equal(cause.reason, MS_ABORT_DIED);
     assert_non_null(strstr(cause.error.message, "moonshard run --hosts) has ended"));
     /* It does not wait for ranks any more. */
-    ms_keeper_options options = { .init_ns = 0 };
-    assert_int_equal(ms_keeper_gather(of.keeper, &options), MS_ERROR_ABORTED);
-    ms_keeper_tell_code(of.keeper, 1);
+    ms_agent_options options = { .init_ns = 0 };
+    assert_int_equal(ms_agent_gather(of.agent, &options), MS_ERROR_ABORTED);
+    ms_agent_tell_code(of.agent, 1);
     close_both(&of);
 }
 
@@ -210,8 +209,8 @@ static void test_a_starter_whose_keeper_ends_says_so(void **state)
     pair of = { 0 };
     open_both(&of);
     await_phase(&of, MS_STARTER_CONNECTED);
-    ms_keeper_close(of.keeper);
-    of.keeper = NULL;
+    ms_agent_close(of.agent);
+    of.agent = NULL;
     ms_starter_state found = await_phase(&of, MS_STARTER_LOST);
     assert_non_null(strstr(found.why, "host hosta, where rank 0 is, is lost: the connection"));
     close_both(&of);
@@ -228,7 +227,7 @@ static call call_of(const char *version)
 {
     call made = {
         .head = { .magic = MS_FRAME_MAGIC, .kind = MS_FRAME_CALL, .bytes = sizeof(ms_call_body) },
-        .body = { .host = "handmade" }
+        .body = { .node = "handmade" }
     };
     snprintf(made.body.version, sizeof made.body.version, "%s", version);
     return made;
@@ -244,11 +243,11 @@ static int call_as(const pair *of, const char *version)
 {
     uint8_t token[MS_TOKEN_BYTES];
     call made = call_of(version);
-    int visitor = connect_to(of);
+    int connection = connect_to(of);
     read_token(of, token);
-    assert_true(prove_by_hand(visitor, MS_PORT_STARTER, 0, token));
-    send_all(visitor, &made, sizeof made);
-    return visitor;
+    assert_true(prove_by_hand(connection, MS_PORT_STARTER, 0, token));
+    send_all(connection, &made, sizeof made);
+    return connection;
 }
 
 static ms_frame_head receive_head(int descriptor)
@@ -259,7 +258,7 @@ static ms_frame_head receive_head(int descriptor)
 }
 
 /* Noise, a call without a proof, a wrong token: each connection is closed. A crowd that is silent
- * or says a part keeps its places. The keeper that comes then is admitted: it waits for its answer
+ * or says a part keeps its places. The agent that comes then is admitted: it waits for its answer
  * for LOST_NS, and strangers have 10 s. */
 static void test_strangers_are_turned_away(void **state)
 {
@@ -267,26 +266,26 @@ static void test_strangers_are_turned_away(void **state)
     enum { STRANGERS = 100 };
     pair of = { 0 };
     uint8_t token[MS_TOKEN_BYTES];
-    int visitors[STRANGERS];
+    int connections[STRANGERS];
     open_starter(&of);
-    for (int i = 0; i < STRANGERS; i++) visitors[i] = connect_to(&of);
+    for (int i = 0; i < STRANGERS; i++) connections[i] = connect_to(&of);
     call unproven = call_of(MS_VERSION);
-    send_all(visitors[0], "GET / HTTP/1.0\r\n\r\n", 18);
-    send_all(visitors[1], &unproven, sizeof unproven);
-    shutdown(visitors[2], SHUT_WR);
-    for (int i = 3; i < STRANGERS; i += 2) send_all(visitors[i], "MSG", 3);
+    send_all(connections[0], "GET / HTTP/1.0\r\n\r\n", 18);
+    send_all(connections[1], &unproven, sizeof unproven);
+    shutdown(connections[2], SHUT_WR);
+    for (int i = 3; i < STRANGERS; i += 2) send_all(connections[i], "MSG", 3);
     read_token(&of, token);
     token[31] ^= 1;
     int wrong = connect_to(&of);
     assert_false(prove_by_hand(wrong, MS_PORT_STARTER, 0, token));
     close(wrong);
     open_keeper(&of);
-    if (ms_keeper_call_starter(of.keeper)) fail_msg("%s", of.contexts[1].error.message);
+    if (ms_agent_call_starter(of.agent)) fail_msg("%s", of.contexts[1].error.message);
     await_phase(&of, MS_STARTER_CONNECTED);
     for (int i = 0; i < STRANGERS; i++) {
         char byte;
-        assert_true(recv(visitors[i], &byte, 1, 0) <= 0);
-        close(visitors[i]);
+        assert_true(recv(connections[i], &byte, 1, 0) <= 0);
+        close(connections[i]);
     }
     close_both(&of);
 }
@@ -297,11 +296,11 @@ static void test_another_version_is_refused(void **state)
     pair of = { 0 };
     char why[512] = "";
     open_starter(&of);
-    int visitor = call_as(&of, "9.9.9");
-    assert_int_equal(receive_head(visitor).kind, MS_FRAME_REFUSED);
-    assert_true(recv(visitor, why, sizeof why - 1, 0) > 0);
+    int connection = call_as(&of, "9.9.9");
+    assert_int_equal(receive_head(connection).kind, MS_FRAME_REFUSED);
+    assert_true(recv(connection, why, sizeof why - 1, 0) > 0);
     assert_non_null(strstr(why, "another version of Moonshard"));
-    close(visitor);
+    close(connection);
     close_both(&of);
 }
 
@@ -313,29 +312,29 @@ static void test_a_variable_that_is_wrong_is_named(void **state)
     open_keeper(&of);
     *strchr(of.value + 2, ' ') = '-';
     setenv(MS_STARTER_VARIABLE, of.value, 1);
-    assert_int_equal(ms_keeper_call_starter(of.keeper), MS_ERROR_ARGUMENT);
+    assert_int_equal(ms_agent_call_starter(of.agent), MS_ERROR_ARGUMENT);
     assert_non_null(strstr(of.contexts[1].error.message, "MOONSHARD_STARTER"));
     close_both(&of);
 }
 
-/* A keeper made by hand, after it was admitted. */
+/* An agent made by hand, after it was admitted. */
 static int admitted(pair *of)
 {
     open_starter(of);
-    int visitor = call_as(of, MS_VERSION);
-    assert_int_equal(receive_head(visitor).kind, MS_FRAME_WELCOME);
-    return visitor;
+    int connection = call_as(of, MS_VERSION);
+    assert_int_equal(receive_head(connection).kind, MS_FRAME_WELCOME);
+    return connection;
 }
 
 static void test_silence_of_a_keeper_is_noticed(void **state)
 {
     (void)state;
     pair of = { 0 };
-    int visitor = admitted(&of);
+    int connection = admitted(&of);
     ms_starter_state found = await_phase(&of, MS_STARTER_LOST);
     assert_non_null(
         strstr(found.why, "host handmade, where rank 0 is, is lost: nothing was heard"));
-    close(visitor);
+    close(connection);
     close_both(&of);
 }
 
@@ -343,22 +342,22 @@ static void test_a_keeper_that_speaks_nonsense_is_lost(void **state)
 {
     (void)state;
     pair of = { 0 };
-    int visitor = admitted(&of);
+    int connection = admitted(&of);
     ms_code_body code = { .code = 256 };
     ms_frame_head head = { .magic = MS_FRAME_MAGIC, .kind = MS_FRAME_CODE, .bytes = sizeof code };
-    send_all(visitor, &head, sizeof head);
-    send_all(visitor, &code, sizeof code);
+    send_all(connection, &head, sizeof head);
+    send_all(connection, &code, sizeof code);
     await_phase(&of, MS_STARTER_LOST);
-    close(visitor);
+    close(connection);
     close_both(&of);
 }
 
-/* A starter made by hand: it welcomes the keeper and says no more. One that has another token is
+/* A starter made by hand: it welcomes the agent and says no more. One that has another token is
  * found before. */
 typedef struct by_hand {
-    int listener, visitor;
+    int listener, connection;
     uint8_t token[MS_TOKEN_BYTES];
-    char sent[512]; /* of the keeper, without a proof */
+    char sent[512]; /* of the agent, without a proof */
     size_t count;
 } by_hand;
 
@@ -367,10 +366,10 @@ static void *welcome(void *argument)
     by_hand *self = argument;
     call made;
     ms_frame_head answer = { .magic = MS_FRAME_MAGIC, .kind = MS_FRAME_WELCOME };
-    self->visitor = accept(self->listener, NULL, NULL);
-    if (host_by_hand(self->visitor, self->token)
-        && receive_whole(self->visitor, &made, sizeof made))
-        (void)send_whole(self->visitor, &answer, sizeof answer);
+    self->connection = accept(self->listener, NULL, NULL);
+    if (host_by_hand(self->connection, self->token)
+        && receive_whole(self->connection, &made, sizeof made))
+        (void)send_whole(self->connection, &answer, sizeof answer);
     return NULL;
 }
 
@@ -379,11 +378,11 @@ static void *pretend(void *argument)
 {
     by_hand *self = argument;
     ms_challenge challenge = { .magic = MS_GREETING_MAGIC };
-    self->visitor = accept(self->listener, NULL, NULL);
-    (void)send_whole(self->visitor, &challenge, sizeof challenge);
-    (void)send_whole(self->visitor, challenge.nonce, sizeof challenge.nonce);
+    self->connection = accept(self->listener, NULL, NULL);
+    (void)send_whole(self->connection, &challenge, sizeof challenge);
+    (void)send_whole(self->connection, challenge.nonce, sizeof challenge.nonce);
     for (ssize_t got = 1; got > 0; self->count += got > 0 ? (size_t)got : 0)
-        got = recv(self->visitor, self->sent + self->count, sizeof self->sent - self->count, 0);
+        got = recv(self->connection, self->sent + self->count, sizeof self->sent - self->count, 0);
     return NULL;
 }
 
@@ -407,12 +406,12 @@ static void test_silence_of_a_starter_ends_the_job(void **state)
     by_hand self = { .token = { 0 } };
     pthread_t thread;
     call_by_hand(&of, &self, welcome, &thread);
-    if (ms_keeper_call_starter(of.keeper)) fail_msg("%s", of.contexts[1].error.message);
+    if (ms_agent_call_starter(of.agent)) fail_msg("%s", of.contexts[1].error.message);
     pthread_join(thread, NULL);
     ms_abort_record cause = await_cause(&of);
     assert_int_equal(cause.reason, MS_ABORT_DIED);
     assert_non_null(strstr(cause.error.message, "host hosta has heard nothing of the process"));
-    close(self.visitor);
+    close(self.connection);
     close(self.listener);
     close_both(&of);
 }
@@ -425,14 +424,14 @@ static void test_a_false_starter_is_found(void **state)
     by_hand self = { .token = { 0 } };
     pthread_t thread;
     call_by_hand(&of, &self, pretend, &thread);
-    assert_int_equal(ms_keeper_call_starter(of.keeper), MS_ERROR_ABORTED);
+    assert_int_equal(ms_agent_call_starter(of.agent), MS_ERROR_ABORTED);
     assert_non_null(strstr(of.contexts[1].error.message,
                            "has not proven to host hosta that it has this job's token"));
-    ms_keeper_close(of.keeper);
-    of.keeper = NULL;
+    ms_agent_close(of.agent);
+    of.agent = NULL;
     pthread_join(thread, NULL);
     assert_int_equal(self.count, sizeof(ms_greeting) + MS_ANSWER_BYTES);
-    close(self.visitor);
+    close(self.connection);
     close(self.listener);
     close_both(&of);
 }

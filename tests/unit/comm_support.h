@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "hosts_job.h"
+#include "cluster_job.h"
 #include "late_device.h"
 #include "moonshard/comm.h"
 #include "ranges.h"
@@ -55,7 +55,7 @@ typedef struct job {
 /* One rank's side. What went wrong is left in `why`, since asserts belong to the main thread. */
 struct rank {
     const job *job;
-    hosts_job *hosts; /* NULL: one host */
+    cluster_job *hosts; /* NULL: one host */
     ms_rendezvous *rendezvous;
     ms_engine *engine;
     ms_group *world;
@@ -89,7 +89,7 @@ static inline ms_status open_rank(rank *self)
     ms_comm_options options = { .transport = getenv("MOONSHARD_TRANSPORT"),
                                 .one_gpu = self->job->kind == THREADS };
     if (self->job->open) return self->job->open(self);
-    if (self->hosts) return hosts_job_open(self->hosts, self->engine, self->number, &self->world);
+    if (self->hosts) return cluster_job_open(self->hosts, self->engine, self->number, &self->world);
     ms_status status =
         ms_comm_open_with(self->engine, self->rendezvous, self->number, &options, &self->world);
     /* On the cuda device NCCL begins with a call, which tests do not count. */
@@ -113,8 +113,8 @@ static inline void compare_bytes(rank *self)
         || ms_rendezvous_cause(self->rendezvous, &cause))
         return;
     for (uint32_t i = 0; (group = ms_comm_group(self->engine, i)) != NULL; i++)
-        CHECK(ms_group_traffic(group, MS_COLLECTIVES).between_hosts_bytes
-              == ms_group_bytes_between_hosts(group));
+        CHECK(ms_group_traffic(group, MS_COLLECTIVES).between_nodes_bytes
+              == ms_group_bytes_between_nodes(group));
 }
 
 static inline void rank_main(rank *self)
@@ -182,7 +182,7 @@ static inline ms_abort_record run_job(const job *what, rank *ranks)
     ms_abort_record cause = { .reason = MS_ABORT_NONE };
     uint32_t count = what->options.ranks;
     bool several = what->layout && *what->layout, threads_only = several || what->kind == THREADS;
-    hosts_job *hosts = several ? hosts_job_new(&what->options, what->layout) : NULL;
+    cluster_job *hosts = several ? cluster_job_new(&what->options, what->layout) : NULL;
     ms_context_init(&context, what->os);
     if (!several) assert_int_equal(ms_rendezvous_new(&context, &what->options, &rendezvous), MS_OK);
     rank *all =
@@ -192,7 +192,7 @@ static inline ms_abort_record run_job(const job *what, rank *ranks)
     for (uint32_t r = 0; r < count; r++) {
         all[r] = (rank){ .job = what,
                          .hosts = hosts,
-                         .rendezvous = hosts ? hosts_job_rendezvous(hosts, r) : rendezvous,
+                         .rendezvous = hosts ? cluster_job_rendezvous(hosts, r) : rendezvous,
                          .number = r,
                          .ranks = count };
         if (!threads_only && (children[r] = fork()) == 0) {
@@ -215,7 +215,7 @@ static inline ms_abort_record run_job(const job *what, rank *ranks)
     memcpy(ranks, all, count * sizeof *all);
     munmap(all, count * sizeof *all);
     ms_rendezvous_release(rendezvous);
-    if (hosts) hosts_job_free(hosts);
+    if (hosts) cluster_job_free(hosts);
     return cause;
 }
 

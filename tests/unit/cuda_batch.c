@@ -51,7 +51,7 @@ static bool may_join(const void *const *arguments, uint32_t count, const void *n
 }
 static const ms_cuda_task joined = { .task = { .name = "joined", .args_bytes = sizeof(scale_args) },
                                      .function = run_alone,
-                                     .together = run_together,
+                                     .batch = run_together,
                                      .joins = may_join };
 
 enum { TASKS = 5 };

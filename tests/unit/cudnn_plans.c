@@ -50,7 +50,7 @@ typedef struct shape {
     bool causal;
 } shape;
 
-/* Heads that lie side by side in a row, as the operator makes them; `together`: queries, keys and
+/* Heads that are side by side in a row, as the operator makes them; `together`: queries, keys and
  * values are parts of one row. */
 static ms_attention_key key_of(shape s, ms_dtype dtype, bool backward, bool together)
 {

@@ -204,20 +204,20 @@ static void a_room_stays_where_it_is(void **state)
         ms_engine *engine = make(devices[d], true, 0);
         ms_stream *compute = ms_engine_current(engine);
         ms_storage *a = NULL, *b = NULL, *other = NULL, *large = NULL;
-        ms_room *room = NULL;
+        ms_static_block *room = NULL;
         OK(ms_storage_new(compute, 4096, &a));
         void *place = ms_storage_data(a);
-        OK(ms_room_new(a, &room));
-        assert_int_equal(ms_room_bytes(room), 4096);
-        assert_ptr_equal(ms_room_storage(room), a);
+        OK(ms_static_block_new(a, &room));
+        assert_int_equal(ms_static_block_bytes(room), 4096);
+        assert_ptr_equal(ms_static_block_storage(room), a);
         OK(ms_storage_new(compute, 2048, &b));
         OK(ms_storage_drop(b, "unit 2"));
         assert_int_equal(ms_storage_refill_in(b, compute, room), MS_ERROR_STATE);
         assert_true(says(engine, "2048 bytes cannot use a room of 4096 bytes: another one does"));
         OK(ms_storage_drop(a, "unit 1"));
         assert_int_equal(ms_engine_memory(engine).live, 0);
-        assert_null(ms_room_storage(room));
-        /* Ordinary memory of the same size lies elsewhere. */
+        assert_null(ms_static_block_storage(room));
+        /* Ordinary memory of the same size is elsewhere. */
         OK(ms_storage_new(compute, 4096, &other));
         assert_ptr_not_equal(ms_storage_data(other), place);
         OK(ms_storage_refill_in(b, compute, room));
@@ -235,7 +235,7 @@ static void a_room_stays_where_it_is(void **state)
         OK(ms_storage_refill_in(a, compute, room));
         assert_ptr_equal(ms_storage_data(a), place);
         /* Then it is memory as any other. */
-        ms_room_free(room);
+        ms_static_block_free(room);
         assert_ptr_equal(ms_storage_data(a), place);
         ms_storage_release(other);
         ms_storage_release(a);
@@ -252,12 +252,12 @@ static void a_room_that_nobody_uses_may_be_freed(void **state)
     ms_engine *engine = make(NULL, true, 1 << 20);
     ms_stream *compute = ms_engine_current(engine);
     ms_storage *a = NULL, *b = NULL;
-    ms_room *room = NULL;
+    ms_static_block *room = NULL;
     OK(ms_storage_new(compute, 600 << 10, &a));
-    OK(ms_room_new(a, &room));
+    OK(ms_static_block_new(a, &room));
     ms_storage_release(a);
     assert_int_equal(ms_storage_new(compute, 600 << 10, &b), MS_ERROR_MEMORY);
-    ms_room_free(room);
+    ms_static_block_free(room);
     OK(ms_storage_new(compute, 600 << 10, &b));
     ms_storage_release(b);
     ms_engine_free(engine);
@@ -275,18 +275,18 @@ static void a_room_is_handed_over_in_stream_order(void **state)
         ms_stream *compute = ms_engine_current(engine), *other = stream_of(engine, "other"),
                   *third = stream_of(engine, "third");
         ms_tensor *a = NULL, *b = NULL;
-        ms_room *room = NULL;
+        ms_static_block *room = NULL;
         OK(ms_tensor_new(engine, MS_F32, 1, &two, &a));
         OK(ms_tensor_new(engine, MS_F32, 1, &two, &b));
         OK(ms_storage_drop(ms_tensor_storage(b), "unit 2"));
-        OK(ms_room_new(ms_tensor_storage(a), &room));
+        OK(ms_static_block_new(ms_tensor_storage(a), &room));
         OK(slowly(compute, a, 1, &open));
         OK(ms_storage_drop(ms_tensor_storage(a), "unit 1"));
         OK(ms_storage_refill_in(ms_tensor_storage(b), other, room));
         OK(slowly(strict ? other : third, b, 2, &at_once));
         atomic_store(&open, 1);
         assert_values(b, 2, 2);
-        ms_room_free(room);
+        ms_static_block_free(room);
         ms_tensor *all[] = { a, b };
         release_all(engine, all, 2);
     }

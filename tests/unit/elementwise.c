@@ -663,7 +663,7 @@ static void test_gradients_of_masks(void **state)
     ms_tensor_release(b);
 }
 
-/* A one-element f32 tensor stands for a number beside bf16, and gets an f32 gradient. */
+/* A one-element f32 tensor represents a number beside bf16, and gets an f32 gradient. */
 static void test_one_element_of_another_float_dtype(void **state)
 {
     (void)state;

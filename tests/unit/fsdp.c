@@ -22,8 +22,8 @@ static void shards_are_equal_parts(void **state)
         for (uint32_t rank = 0; rank < cases[c][1]; rank++) {
             ms_member members[2] = { { .dims = 1, .shape = { cases[c][0] / 2 } },
                                      { .dims = 1, .shape = { cases[c][0] - cases[c][0] / 2 } } };
-            ms_flat flat = { .members = members, .count = 2 };
-            ms_flat_lay_out(&flat, MS_FSDP_FLAT, (uint32_t)cases[c][1], rank);
+            ms_flat_param flat = { .members = members, .count = 2 };
+            ms_flat_param_lay_out(&flat, MS_FSDP_FLAT, (uint32_t)cases[c][1], rank);
             assert_int_equal(flat.length, cases[c][2]);
             assert_int_equal(flat.padded - flat.numbers, cases[c][3]);
             for (int i = 0; i < 2; i++) {
@@ -52,10 +52,10 @@ static void rows_are_cut_by_ranks(void **state)
             ms_member members[3] = { { .dims = 0 },
                                      { .dims = 2, .shape = { cases[c][0], 3 } },
                                      { .dims = 1, .shape = { cases[c][0] } } };
-            ms_flat flat = { .members = members, .count = 3 };
+            ms_flat_param flat = { .members = members, .count = 3 };
             int64_t ranks = cases[c][1], each = (cases[c][0] + ranks - 1) / ranks;
             int64_t own = cases[c][2 + rank];
-            ms_flat_lay_out(&flat, MS_FSDP_ROWS, (uint32_t)ranks, rank);
+            ms_flat_param_lay_out(&flat, MS_FSDP_ROWS, (uint32_t)ranks, rank);
             assert_int_equal(flat.numbers, 1 + 4 * cases[c][0]);
             assert_int_equal(flat.length, 1 + 4 * each);
             assert_int_equal(flat.padded, flat.length * ranks);
@@ -172,7 +172,7 @@ static void memory_is_given_back(void **state)
     OK(pass(&n));
     assert_int_equal(ms_engine_memory(n.engine).live, live);
     for (uint32_t f = 0; f < n.fsdp->flat_count; f++) {
-        const ms_flat *flat = &n.fsdp->flats[f];
+        const ms_flat_param *flat = &n.fsdp->flats[f];
         assert_true(ms_storage_is_dropped(ms_tensor_storage(flat->bucket.flat)));
         assert_true(ms_storage_is_dropped(ms_tensor_storage(flat->form.whole)));
     }
@@ -198,12 +198,12 @@ static void few_ranks_keep_and_share(void **state)
         assert_int_equal(ms_tensor_count(n.parameters[W1]), 4);
         assert_int_equal(ms_tensor_count(n.parameters[B1]), variant ? 4 : 2);
         assert_int_equal(n.fsdp->units[1].count, 2);
-        const ms_flat *shared = &n.fsdp->units[1].flats[0], *own = &n.fsdp->units[1].flats[1];
+        const ms_flat_param *shared = &n.fsdp->units[1].flats[0], *own = &n.fsdp->units[1].flats[1];
         assert_true(own->own && !own->near && !shared->own && shared->near);
         assert_int_equal(ms_tensor_count(shared->near), shared->padded / 2);
         for (int i = 0; i < 2; i++) {
             OK(forward(&n, &loss));
-            assert_true(ms_near_is_usable(shared));
+            assert_true(ms_secondary_shard_is_usable(shared));
             OK(ms_backward(n.engine, &loss, NULL, 1, false));
             ms_tensor_release(loss);
             assert_true(ms_storage_is_dropped(ms_tensor_storage(shared->near)));
@@ -215,7 +215,7 @@ static void few_ranks_keep_and_share(void **state)
         OK(forward(&n, &loss));
         ms_tensor_release(loss);
         OK(step(&n));
-        assert_false(ms_near_is_usable(shared));
+        assert_false(ms_secondary_shard_is_usable(shared));
         OK(pass(&n));
         check_gradient(&n, W1, 0.75f);
         OK(ms_engine_sync(n.engine));

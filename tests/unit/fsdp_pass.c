@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-#include "hook/work.h"
+#include "hook/link_ops.h"
 #include "moonshard/cpu_task.h"
 
 static void finish(net *n)

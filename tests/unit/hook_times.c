@@ -150,7 +150,7 @@ static void time_buckets(rank *self)
     }
     CHECK(!ms_times_bucket(&all.times, 8, 0, &times)); /* other buckets */
     /* A single link has no account of its own. */
-    CHECK(all.times.accounts == NULL && ms_times_link(&all.times, 1).calls == 0);
+    CHECK(all.times.costs == NULL && ms_times_link(&all.times, 1).calls == 0);
     close_buckets(&all);
 }
 

@@ -94,7 +94,7 @@ static void test_linear_half_and_autocast(void **state)
 }
 
 /* What a GPU's library makes with the product, and what kernels make where it has no candidate:
- * gelu and the bias's gradient, in each dtype, with and without a bias, over rows that lie apart.
+ * gelu and the bias's gradient, in each dtype, with and without a bias, over rows that are apart.
  */
 static void test_linear_with_product(void **state)
 {

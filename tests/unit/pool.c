@@ -65,7 +65,7 @@ static void run_op(const ms_op *op, bool skip_padding)
                                                                               not covered */
         { 2, 1, 5, 6, { 3, 3 }, .stride = { 1, 1 }, .padding = { 1, 1 } }, /* windows overlap */
         { 1, 2, 5, 4, { 5, 4 }, .stride = { 0, 0 } },                      /* the whole plane */
-        { 1, 1, 9, 9, { 1, 2 }, .stride = { 4, 5 }, .padding = { 0, 1 } }, /* windows lie apart */
+        { 1, 1, 9, 9, { 1, 2 }, .stride = { 4, 5 }, .padding = { 0, 1 } }, /* windows are apart */
         { 3, 40, 16, 16, { 3, 3 }, .stride = { 2, 2 }, .padding = { 1, 1 } }, /* several tiles */
         { 0, 2, 4, 4, { 2, 2 }, .stride = { 0, 0 } },
     };

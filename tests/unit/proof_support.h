@@ -56,7 +56,7 @@ static inline ms_greeting greeting_of(ms_port_kind kind, uint32_t number)
     return greeting;
 }
 
-/* As a visitor; false: the other side has closed, or does not prove itself. */
+/* As a caller; false: the other side has closed, or does not prove itself. */
 static inline bool prove_by_hand(int descriptor, ms_port_kind kind, uint32_t number,
                                  const uint8_t *token)
 {
@@ -66,10 +66,10 @@ static inline bool prove_by_hand(int descriptor, ms_port_kind kind, uint32_t num
     if (!send_whole(descriptor, &greeting, sizeof greeting)
         || !receive_whole(descriptor, &challenge, sizeof challenge))
         return false;
-    ms_proof_answer(token, MS_SIDE_VISITOR, &greeting, &challenge, answer);
+    ms_proof_answer(token, MS_SIDE_CALLER, &greeting, &challenge, answer);
     return send_whole(descriptor, answer, sizeof answer)
            && receive_whole(descriptor, answer, sizeof answer)
-           && ms_proof_is(token, MS_SIDE_HOST, &greeting, &challenge, answer);
+           && ms_proof_is(token, MS_SIDE_LISTENER, &greeting, &challenge, answer);
 }
 
 /* As the one whose port it is. */
@@ -82,9 +82,9 @@ static inline bool host_by_hand(int descriptor, const uint8_t *token)
     if (!receive_whole(descriptor, &greeting, sizeof greeting)
         || !send_whole(descriptor, &challenge, sizeof challenge)
         || !receive_whole(descriptor, answer, sizeof answer)
-        || !ms_proof_is(token, MS_SIDE_VISITOR, &greeting, &challenge, answer))
+        || !ms_proof_is(token, MS_SIDE_CALLER, &greeting, &challenge, answer))
         return false;
-    ms_proof_answer(token, MS_SIDE_HOST, &greeting, &challenge, answer);
+    ms_proof_answer(token, MS_SIDE_LISTENER, &greeting, &challenge, answer);
     return send_whole(descriptor, answer, sizeof answer);
 }
 

@@ -107,7 +107,7 @@ static void test_every_dimension_stride_and_dtype(void **state)
     }
 }
 
-/* Long sums: within 1e-6 of f64, whichever way the numbers lie. All positive: the relative error is
+/* Long sums: within 1e-6 of f64, whichever way the numbers are. All positive: the relative error is
  * that of the method. */
 static void test_long_sums_are_accurate(void **state)
 {

@@ -33,7 +33,7 @@ typedef struct operand {
     ms_dtype dtype;
     uint32_t dims;
     int64_t shape[MS_DIMS_MAX];
-    /* SWAPPED: the last two dimensions change places in memory; SPREAD: rows lie apart */
+    /* SWAPPED: the last two dimensions change places in memory; SPREAD: rows are apart */
     int layout;
     int64_t start;         /* elements between the begin of its memory and its first one */
     double low, high;      /* random values; both 0: -1 .. 1 */

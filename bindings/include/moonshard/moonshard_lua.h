@@ -1,5 +1,5 @@
-/* moonshard/moonshard_lua.h: Moonshard in a host's own Lua state, and recipes run by a host. Link
- * with moonshard::lua.
+/* moonshard/moonshard_lua.h: Moonshard in an application's own Lua state, and recipes run by an
+ * application. Link with moonshard::lua.
  *
  * Each Lua state has an engine of its own, which starts at first use and ends with the state. A
  * state belongs to one thread; a process may hold any number of them, each in a thread of its

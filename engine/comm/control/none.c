@@ -59,15 +59,15 @@ static void step(ms_comm *comm, uint64_t serial, int64_t number, uint8_t values[
     (void)comm, (void)serial, (void)number, (void)values;
 }
 
-/* What hosts share is made where it is asked for: oob.c. The task is enqueued all the same, so
- * that a sharing takes its place in the stream as it does in a job. */
+/* What ranks exchange out of band is made where it is asked for: oob.c. The task is enqueued all
+ * the same, so that a sharing takes its place in the stream as it does in a job. */
 static ms_task_result carry_nothing(ms_run *run, void *arguments)
 {
     (void)run, (void)arguments;
     return MS_TASK_DONE;
 }
 
-static const ms_task tasks[MS_COLLECTIVES] = MS_HOST_TASKS(carry_nothing);
+static const ms_task tasks[MS_COLLECTIVES] = MS_SHM_TASKS(carry_nothing);
 
 const ms_control ms_control_none = { .name = "none",
                                      .check = check,

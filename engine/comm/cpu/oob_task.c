@@ -11,7 +11,7 @@
 ms_status ms_comm_carry(void *user, char *message, size_t bytes)
 {
     if (!user) return MS_OK;
-    ms_host_carry *carry = user;
+    ms_oob_call *carry = user;
     ms_thread thread = { .engine = carry->stream->engine };
     ms_task_result result = MS_TASK_PENDING;
     ms_error error;

@@ -13,7 +13,7 @@ ms_status ms_comm_open_fake_on(ms_engine *engine, const ms_fake_world *fake, ms_
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
                               "rank %u of %u: a fake world has 1 to %d ranks, counted from 0", rank,
                               size, MS_FAKE_RANKS_MAX);
-    if (fake->host_of && size > MS_LOCAL_RANKS_MAX)
+    if (fake->node_of && size > MS_LOCAL_RANKS_MAX)
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
                               "%u ranks: a job over several hosts has at most %d", size,
                               MS_LOCAL_RANKS_MAX);
@@ -23,8 +23,8 @@ ms_status ms_comm_open_fake_on(ms_engine *engine, const ms_fake_world *fake, ms_
         .control = &ms_control_none, .transport = &ms_transport_fake, .rank = rank, .size = size
     };
     ms_status status = ms_comm_new(engine, &membership, world);
-    if (!status && fake->host_of)
-        ms_comm_place(ms_comm_of(engine), fake->host_of, size, fake->sum_by_ranks);
+    if (!status && fake->node_of)
+        ms_comm_place(ms_comm_of(engine), fake->node_of, size, fake->sum_by_ranks);
     return status;
 }
 

@@ -1,4 +1,4 @@
-/* hello.c: introductions and cards of ranks. */
+/* hello.c: introductions and hellos of ranks. */
 #include "comm/job/hello.h"
 
 #include <stdio.h>
@@ -6,32 +6,32 @@
 
 void ms_introduction_write(const ms_context *context, ms_introduction *out)
 {
-    ms_host_id host = { .name = "?" };
+    ms_node_id node = { .name = "?" };
     memset(out, 0, sizeof *out);
-    (void)context->os->host(context->os->user, &host);
+    (void)context->os->node_id(context->os->user, &node);
     snprintf(out->version, sizeof out->version, "%s", ms_version());
-    snprintf(out->host, sizeof out->host, "%s", host.name);
+    snprintf(out->node, sizeof out->node, "%s", node.name);
 }
 
 void ms_introduction_compare(const ms_introduction *own, ms_introduction *theirs, uint32_t rank,
-                             ms_reception *out)
+                             ms_hello_answer *out)
 {
-    theirs->version[sizeof theirs->version - 1] = theirs->host[sizeof theirs->host - 1] = '\0';
+    theirs->version[sizeof theirs->version - 1] = theirs->node[sizeof theirs->node - 1] = '\0';
     if (strcmp(own->version, theirs->version) == 0) return;
     snprintf(out->refusal, sizeof out->refusal,
              "rank %u on host %s runs Moonshard %s, rank 0 on host %s runs %s: install the same "
              "version on all hosts",
-             rank, theirs->host, theirs->version, own->host, own->version);
+             rank, theirs->node, theirs->version, own->node, own->version);
 }
 
-void ms_card_write(ms_context *context, const ms_hosts_options *options, ms_status found,
-                   ms_card *out)
+void ms_rank_hello_write(ms_context *context, const ms_cluster_options *options, ms_status found,
+                         ms_rank_hello *out)
 {
     const ms_os *os = context->os;
     const char *agree = options->agree ? options->agree : "";
-    ms_machine machine = { .host_cores = 0 };
+    ms_machine machine = { .node_cores = 0 };
     ms_status status = found;
-    int error = os->host(os->user, &out->host);
+    int error = os->node_id(os->user, &out->node);
     (void)os->machine(os->user, &machine);
     if (!status && options->refused)
         status = ms_fail(context, MS_ERROR_ARGUMENT, "%s", options->refused);
@@ -40,16 +40,16 @@ void ms_card_write(ms_context *context, const ms_hosts_options *options, ms_stat
     if (!status && strlen(agree) >= MS_AGREE_BYTES)
         status = ms_fail(context, MS_ERROR_ARGUMENT,
                          "the options of this run have more than %d bytes", MS_AGREE_BYTES - 1);
-    out->cores = machine.host_cores;
+    out->cores = machine.node_cores;
     out->failed = status;
     if (status) snprintf(out->why, sizeof out->why, "%s", context->error.message);
     snprintf(out->agree, sizeof out->agree, "%s", agree);
 }
 
-void ms_card_check(ms_card *card)
+void ms_rank_hello_check(ms_rank_hello *hello)
 {
-    card->why[sizeof card->why - 1] = card->agree[sizeof card->agree - 1] = '\0';
-    card->host.name[sizeof card->host.name - 1] = '\0';
+    hello->why[sizeof hello->why - 1] = hello->agree[sizeof hello->agree - 1] = '\0';
+    hello->node.name[sizeof hello->node.name - 1] = '\0';
 }
 
 /* The first line in which two lists of "name=value" differ; both are cut to that line. */
@@ -68,17 +68,17 @@ static bool first_difference(const char *a, const char *b, char *line_a, char *l
     return false;
 }
 
-ms_status ms_card_compare(ms_context *context, const ms_card *own, const ms_card *card,
-                          uint32_t rank)
+ms_status ms_rank_hello_compare(ms_context *context, const ms_rank_hello *own,
+                                const ms_rank_hello *hello, uint32_t rank)
 {
     char mine[200], theirs[200];
-    if (card->failed)
-        return ms_fail(context, (ms_status)card->failed, "rank %u on host %s: %.900s", rank,
-                       card->host.name, card->why);
-    if (!first_difference(own->agree, card->agree, mine, theirs, sizeof mine)) return MS_OK;
+    if (hello->failed)
+        return ms_fail(context, (ms_status)hello->failed, "rank %u on host %s: %.900s", rank,
+                       hello->node.name, hello->why);
+    if (!first_difference(own->agree, hello->agree, mine, theirs, sizeof mine)) return MS_OK;
     return ms_fail(context, MS_ERROR_MISMATCH,
                    "the ranks were started differently:\n  rank 0 on host %s: %s\n  rank %u on "
                    "host %s: %s",
-                   own->host.name, *mine ? mine : "(nothing)", rank, card->host.name,
+                   own->node.name, *mine ? mine : "(nothing)", rank, hello->node.name,
                    *theirs ? theirs : "(nothing)");
 }

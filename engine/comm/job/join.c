@@ -1,9 +1,9 @@
 /* join.c: how processes that a launcher started become the ranks of a job: they tell rank 0 which
- * host each is on, rank 0 tells all, each host gets a keeper, and rank 0 tells each where its
- * keeper's door is.
+ * node each is on, rank 0 tells all, each node gets an agent, and rank 0 tells each where its
+ * agent's local socket is.
  *
- * Every message of the meeting says whether its sender has failed, so that all processes end with
- * one error: that of rank 0, or of the first rank of a host, which reports it. */
+ * Every message of the exchange says whether its sender has failed, so that all processes end with
+ * one error: that of rank 0, or of the first rank of a node, which reports it. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -19,73 +19,73 @@
 #define MS_LATE_FIRST_NS ((uint64_t)2000000000)
 #define MS_HEARD_NS ((uint64_t)2000000000)
 
-/* What rank 0 tells each, who fills options.host and options.token (make_token). */
+/* What rank 0 tells each, who fills options.node and options.token (make_token). */
 typedef struct ms_plan {
     uint32_t failed;
     char why[MS_ERROR_MESSAGE_BYTES];
     uint8_t salt[MS_TOKEN_BYTES];
-    ms_keeper_options options;
+    ms_agent_options options;
 } ms_plan;
 
-/* Where a host's keeper is met: the first rank of a host tells rank 0, which tells each rank. */
+/* Where a node's agent is met: the first rank of a node tells rank 0, which tells each rank. */
 typedef struct ms_way_in {
     uint32_t failed;
     char why[MS_ERROR_MESSAGE_BYTES];
-    char door[108];
+    char local_socket[108];
 } ms_way_in;
 
-/* Not freed after a failure, as the meeting may still use it. */
+/* Not freed after a failure, as the exchange may still use it. */
 typedef struct ms_joining {
     ms_context *context;
-    const ms_hosts_options *options;
-    ms_hosts_place *place;
-    ms_meeting *meeting;
-    ms_file *keeper;
+    const ms_cluster_options *options;
+    ms_cluster_place *place;
+    ms_exchange *exchange;
+    ms_file *agent;
     ms_introduction introduction;
-    ms_reception reception;
-    ms_card card;
+    ms_hello_answer reception;
+    ms_rank_hello hello;
     ms_plan plan;
     ms_way_in way;
     char heard; /* a message that says only that another was heard */
-    ms_served served;
+    ms_agent_answer served;
     ms_introduction introductions[MS_LOCAL_RANKS_MAX]; /* rank 0's, of the others */
-    ms_host_id hosts[MS_LOCAL_RANKS_MAX];              /* rank 0's: of the hosts found so far */
-    uint32_t cores[MS_LOCAL_RANKS_MAX];                /* rank 0's, of each host */
-    ms_way_in ways[MS_LOCAL_RANKS_MAX];                /* rank 0's, of each host */
+    ms_node_id nodes[MS_LOCAL_RANKS_MAX];              /* rank 0's: of the nodes found so far */
+    uint32_t cores[MS_LOCAL_RANKS_MAX];                /* rank 0's, of each node */
+    ms_way_in ways[MS_LOCAL_RANKS_MAX];                /* rank 0's, of each node */
 } ms_joining;
 
-_Static_assert(sizeof(ms_card) <= MS_FRAME_BODY_MOST && sizeof(ms_plan) <= MS_FRAME_BODY_MOST,
+_Static_assert(sizeof(ms_rank_hello) <= MS_FRAME_BODY_MOST && sizeof(ms_plan) <= MS_FRAME_BODY_MOST,
                "a message of the meeting is one frame");
 
 /* ---------------------------------------------------------------------- rank 0 */
 
-/* Hosts are numbered in the order of their first ranks. */
-static ms_status note_host(ms_joining *joining, const ms_card *card, uint32_t rank)
+/* Nodes are numbered in the order of their first ranks. */
+static ms_status note_node(ms_joining *joining, const ms_rank_hello *hello, uint32_t rank)
 {
-    ms_keeper_options *options = &joining->plan.options;
+    ms_agent_options *options = &joining->plan.options;
     uint32_t h = 0;
-    while (h < options->hosts
-           && strncmp(joining->hosts[h].identity, card->host.identity, sizeof card->host.identity)
+    while (h < options->nodes
+           && strncmp(joining->nodes[h].identity, hello->node.identity, sizeof hello->node.identity)
                   != 0)
         h++;
-    if (h == options->hosts) {
-        joining->hosts[h] = card->host;
-        joining->cores[h] = card->cores;
-        memcpy(options->names[h], card->host.name, sizeof options->names[h] - 1);
-        options->hosts++;
+    if (h == options->nodes) {
+        joining->nodes[h] = hello->node;
+        joining->cores[h] = hello->cores;
+        memcpy(options->names[h], hello->node.name, sizeof options->names[h] - 1);
+        options->nodes++;
     }
-    options->host_of[rank] = (uint16_t)h;
+    options->node_of[rank] = (uint16_t)h;
     return MS_OK;
 }
 
-/* In one line, for the first such host. */
+/* In one line, for the first such node. */
 static void warn_of_crowds(const ms_joining *joining)
 {
-    const ms_keeper_options *options = &joining->plan.options;
+    const ms_agent_options *options = &joining->plan.options;
     uint32_t ranks[MS_LOCAL_RANKS_MAX] = { 0 }, first = 0, crowded = 0;
     char others[48] = "";
-    for (uint32_t r = 0; r < joining->place->ranks; r++) ranks[options->host_of[r]]++;
-    for (uint32_t h = options->hosts; h-- > 0;) {
+    for (uint32_t r = 0; r < joining->place->ranks; r++) ranks[options->node_of[r]]++;
+    for (uint32_t h = options->nodes; h-- > 0;) {
         if (!joining->cores[h] || ranks[h] <= joining->cores[h]) continue;
         first = h;
         crowded++;
@@ -102,24 +102,24 @@ static void warn_of_crowds(const ms_joining *joining)
 static ms_status hear_all(ms_joining *joining)
 {
     ms_context *context = joining->context;
-    const ms_card *own = &joining->card;
+    const ms_rank_hello *own = &joining->hello;
     ms_error first = { .status = MS_OK };
     void *memory = NULL;
-    ms_status status = ms_allocate(context, sizeof(ms_card), "meeting", &memory);
+    ms_status status = ms_allocate(context, sizeof(ms_rank_hello), "meeting", &memory);
     if (status) return status;
     if (own->failed) {
         (void)ms_fail(context, (ms_status)own->failed, "%s", own->why);
         first = context->error;
     }
-    note_host(joining, &joining->card, 0);
+    note_node(joining, &joining->hello, 0);
     for (uint32_t r = 1; r < joining->place->ranks; r++) {
-        ms_card *card = memory;
+        ms_rank_hello *hello = memory;
         /* After a failure the memory stays: MPI may still use it. */
-        status = joining->meeting->receive(joining->meeting, r, card, sizeof *card);
+        status = joining->exchange->receive(joining->exchange, r, hello, sizeof *hello);
         if (status) return status;
-        ms_card_check(card);
-        if (ms_card_compare(context, own, card, r) && !first.status) first = context->error;
-        note_host(joining, card, r);
+        ms_rank_hello_check(hello);
+        if (ms_rank_hello_compare(context, own, hello, r) && !first.status) first = context->error;
+        note_node(joining, hello, r);
     }
     ms_release(context, memory);
     if (first.status) context->error = first;
@@ -127,30 +127,30 @@ static ms_status hear_all(ms_joining *joining)
     return first.status;
 }
 
-/* The keepers' token. Where the ranks have one, it takes theirs to know that of the keepers, which
+/* The agents' token. Where the ranks have one, it takes theirs to know that of the agents, which
  * is not sent; otherwise it came through MPI. */
 static void make_token(ms_joining *joining)
 {
     ms_plan *plan = &joining->plan;
-    const uint8_t *token = joining->meeting->token;
+    const uint8_t *token = joining->exchange->token;
     if (token) ms_token_derive(token, plan->salt, plan->options.token);
     else memcpy(plan->options.token, plan->salt, sizeof plan->salt);
 }
 
-/* The options of all keepers; the first of them is opened now, so that its port is known. */
+/* The options of all agents; the first of them is opened now, so that its port is known. */
 static ms_status make_plan(ms_joining *joining)
 {
     ms_context *context = joining->context;
-    ms_keeper_options *options = &joining->plan.options;
-    const ms_hosts_options *wishes = joining->options;
+    ms_agent_options *options = &joining->plan.options;
+    const ms_cluster_options *wishes = joining->options;
     options->rendezvous = wishes->rendezvous;
     options->rendezvous.ranks = joining->place->ranks;
     options->init_ns = wishes->init_ns;
     options->lost_ns = wishes->lost_ns;
-    options->reach.port = wishes->port;
+    options->endpoint.port = wishes->port;
     options->alone = true;
     if (wishes->interface)
-        snprintf(options->reach.interface, sizeof options->reach.interface, "%s",
+        snprintf(options->endpoint.interface, sizeof options->endpoint.interface, "%s",
                  wishes->interface);
     ms_status status = hear_all(joining);
     if (status) return status;
@@ -158,10 +158,11 @@ static ms_status make_plan(ms_joining *joining)
     int error = context->os->entropy(context->os->user, salt, sizeof joining->plan.salt);
     if (error) return ms_fail_os(context, error, "cannot make a job's token", NULL);
     make_token(joining);
-    status = ms_served_ask(context, joining->keeper, options, &joining->served);
+    status = ms_agent_process_ask(context, joining->agent, options, &joining->served);
     if (status) return status;
     *options = joining->served.options;
-    memcpy(joining->way.door, joining->served.door, sizeof joining->way.door);
+    memcpy(joining->way.local_socket, joining->served.local_socket,
+           sizeof joining->way.local_socket);
     return MS_OK;
 }
 
@@ -188,23 +189,23 @@ static ms_status read_failure(ms_joining *joining, uint32_t failed, char *why)
     return ms_fail(joining->context, (ms_status)failed, "%s", why);
 }
 
-/* All ranks hear of a failure before the first of them ends: a launcher may end others of its host
- * then, with messages for other hosts that MPI has not sent yet. Each tells rank 0 that it has
+/* All ranks hear of a failure before the first of them ends: a launcher may end others of its node
+ * then, with messages for other nodes that MPI has not sent yet. Each tells rank 0 that it has
  * heard, and is told when all have, or waits a moment in vain. */
 static void share_failure(ms_joining *joining)
 {
-    ms_meeting *meeting = joining->meeting;
+    ms_exchange *exchange = joining->exchange;
     ms_error error = joining->context->error;
     ms_status status = MS_OK;
-    ms_meeting_set_limit(meeting, MS_HEARD_NS);
+    ms_exchange_set_limit(exchange, MS_HEARD_NS);
     if (joining->place->rank) {
-        status = meeting->send(meeting, 0, &joining->heard, 1);
-        if (!status) (void)meeting->receive(meeting, 0, &joining->heard, 1);
+        status = exchange->send(exchange, 0, &joining->heard, 1);
+        if (!status) (void)exchange->receive(exchange, 0, &joining->heard, 1);
     } else {
         for (uint32_t r = 1; r < joining->place->ranks && !status; r++)
-            status = meeting->receive(meeting, r, &joining->heard, 1);
+            status = exchange->receive(exchange, r, &joining->heard, 1);
         for (uint32_t r = 1; r < joining->place->ranks && !status; r++)
-            status = meeting->send(meeting, r, &joining->heard, 1);
+            status = exchange->send(exchange, r, &joining->heard, 1);
     }
     joining->context->error = error;
 }
@@ -221,10 +222,10 @@ static ms_status hear_outcome(ms_joining *joining, uint32_t failed, char *why)
 static ms_status tell_all(ms_joining *joining, const void *memory, size_t bytes)
 {
     ms_status status = MS_OK;
-    ms_meeting *meeting = joining->meeting;
+    ms_exchange *exchange = joining->exchange;
     ms_error error = joining->context->error;
     for (uint32_t r = 1; r < joining->place->ranks; r++) {
-        ms_status sent = meeting->send(meeting, r, memory, bytes);
+        ms_status sent = exchange->send(exchange, r, memory, bytes);
         if (!status) status = sent;
     }
     if (!status) joining->context->error = error;
@@ -235,8 +236,8 @@ static ms_status tell_all(ms_joining *joining, const void *memory, size_t bytes)
 static ms_status publish(ms_joining *joining, ms_status status, const void *memory, size_t bytes)
 {
     ms_error error = joining->context->error;
-    /* The limit of the meeting may have passed. */
-    if (status) ms_meeting_set_limit(joining->meeting, MS_HEARD_NS);
+    /* The limit of the exchange may have passed. */
+    if (status) ms_exchange_set_limit(joining->exchange, MS_HEARD_NS);
     ms_status sent = tell_all(joining, memory, bytes);
     if (!status) return sent;
     joining->context->error = error;
@@ -247,12 +248,12 @@ static ms_status publish(ms_joining *joining, ms_status status, const void *memo
 /* Hears all ranks, also after one of another version: each waits for the answer. */
 static ms_status receive_all(ms_joining *joining)
 {
-    ms_meeting *meeting = joining->meeting;
+    ms_exchange *exchange = joining->exchange;
     char *refusal = joining->reception.refusal;
     ms_status status = MS_OK;
     for (uint32_t r = 1; r < joining->place->ranks && !status; r++) {
         ms_introduction *theirs = &joining->introductions[r];
-        status = meeting->receive(meeting, r, theirs, sizeof *theirs);
+        status = exchange->receive(exchange, r, theirs, sizeof *theirs);
         if (!status && !*refusal)
             ms_introduction_compare(&joining->introduction, theirs, r, &joining->reception);
     }
@@ -265,9 +266,9 @@ static ms_status introduce(ms_joining *joining)
 {
     char why[MS_ERROR_MESSAGE_BYTES];
     uint32_t failed;
-    ms_meeting *meeting = joining->meeting;
+    ms_exchange *exchange = joining->exchange;
     ms_introduction *own = &joining->introduction;
-    ms_reception *reception = &joining->reception;
+    ms_hello_answer *reception = &joining->reception;
     ms_status status;
     ms_introduction_write(joining->context, own);
     if (joining->place->rank == 0) {
@@ -276,8 +277,8 @@ static ms_status introduce(ms_joining *joining)
         if (status) snprintf(reception->refusal, sizeof reception->refusal, "%.500s", why);
         return publish(joining, status, reception, sizeof *reception);
     }
-    status = meeting->send(meeting, 0, own, sizeof *own);
-    if (!status) status = meeting->receive(meeting, 0, reception, sizeof *reception);
+    status = exchange->send(exchange, 0, own, sizeof *own);
+    if (!status) status = exchange->receive(exchange, 0, reception, sizeof *reception);
     if (status || !*reception->refusal) return status;
     snprintf(why, sizeof why, "%.*s", (int)sizeof reception->refusal - 1, reception->refusal);
     return hear_outcome(joining, MS_ERROR_MISMATCH, why);
@@ -287,11 +288,11 @@ static ms_status introduce(ms_joining *joining)
 static ms_status share_plan(ms_joining *joining)
 {
     ms_plan *plan = &joining->plan;
-    ms_meeting *meeting = joining->meeting;
+    ms_exchange *exchange = joining->exchange;
     ms_status status = MS_OK;
     if (joining->place->rank) {
-        status = meeting->send(meeting, 0, &joining->card, sizeof joining->card);
-        if (!status) status = meeting->receive(meeting, 0, plan, sizeof *plan);
+        status = exchange->send(exchange, 0, &joining->hello, sizeof joining->hello);
+        if (!status) status = exchange->receive(exchange, 0, plan, sizeof *plan);
         if (!status) make_token(joining);
         return status ? status : hear_outcome(joining, plan->failed, plan->why);
     }
@@ -303,31 +304,31 @@ static ms_status share_plan(ms_joining *joining)
     return status;
 }
 
-static uint32_t first_rank_of(const ms_joining *joining, uint32_t host)
+static uint32_t first_rank_of(const ms_joining *joining, uint32_t node)
 {
     uint32_t first = 0;
-    while (joining->plan.options.host_of[first] != host) first++;
+    while (joining->plan.options.node_of[first] != node) first++;
     return first;
 }
 
-/* Rank 0 hears the way in of each host, also after one that has none, and tells all ranks theirs,
+/* Rank 0 hears the way in of each node, also after one that has none, and tells all ranks theirs,
  * or why there is none. */
 static ms_status pass_ways_on(ms_joining *joining)
 {
-    const ms_keeper_options *options = &joining->plan.options;
-    ms_meeting *meeting = joining->meeting;
+    const ms_agent_options *options = &joining->plan.options;
+    ms_exchange *exchange = joining->exchange;
     ms_status status = MS_OK;
     joining->ways[0] = joining->way;
-    for (uint32_t h = 1; h < options->hosts && !status; h++)
-        status = meeting->receive(meeting, first_rank_of(joining, h), &joining->ways[h],
-                                  sizeof joining->ways[h]);
-    for (uint32_t h = 1; h < options->hosts && !status; h++)
+    for (uint32_t h = 1; h < options->nodes && !status; h++)
+        status = exchange->receive(exchange, first_rank_of(joining, h), &joining->ways[h],
+                                   sizeof joining->ways[h]);
+    for (uint32_t h = 1; h < options->nodes && !status; h++)
         status = read_failure(joining, joining->ways[h].failed, joining->ways[h].why);
     write_failure(joining, status, &joining->way.failed, joining->way.why);
     ms_error error = joining->context->error;
     for (uint32_t r = 1; r < joining->place->ranks; r++) {
-        const ms_way_in *way = status ? &joining->way : &joining->ways[options->host_of[r]];
-        ms_status sent = meeting->send(meeting, r, way, sizeof *way);
+        const ms_way_in *way = status ? &joining->way : &joining->ways[options->node_of[r]];
+        ms_status sent = exchange->send(exchange, r, way, sizeof *way);
         if (status) joining->context->error = error;
         else status = sent;
     }
@@ -335,55 +336,56 @@ static ms_status pass_ways_on(ms_joining *joining)
     return status;
 }
 
-/* The first rank of a host makes its forked process the keeper, unless it is rank 0, which has done
+/* The first rank of a node makes its forked process the agent, unless it is rank 0, which has done
  * so. */
 static ms_status find_way_in(ms_joining *joining)
 {
-    ms_keeper_options *options = &joining->plan.options;
+    ms_agent_options *options = &joining->plan.options;
     ms_way_in *way = &joining->way;
-    ms_meeting *meeting = joining->meeting;
+    ms_exchange *exchange = joining->exchange;
     uint32_t rank = joining->place->rank;
-    options->host = options->host_of[rank];
+    options->node = options->node_of[rank];
     if (rank == 0) return pass_ways_on(joining);
     ms_status failed = MS_OK;
-    if (options->host > 0 && first_rank_of(joining, options->host) == rank) {
-        failed = ms_served_ask(joining->context, joining->keeper, options, &joining->served);
-        memcpy(way->door, joining->served.door, sizeof way->door);
+    if (options->node > 0 && first_rank_of(joining, options->node) == rank) {
+        failed = ms_agent_process_ask(joining->context, joining->agent, options, &joining->served);
+        memcpy(way->local_socket, joining->served.local_socket, sizeof way->local_socket);
         write_failure(joining, failed, &way->failed, way->why);
         ms_error error = joining->context->error;
-        ms_status status = meeting->send(meeting, 0, way, sizeof *way);
+        ms_status status = exchange->send(exchange, 0, way, sizeof *way);
         if (status && !failed) return status;
         joining->context->error = error;
     }
     ms_error error = joining->context->error;
-    ms_status status = meeting->receive(meeting, 0, way, sizeof *way);
+    ms_status status = exchange->receive(exchange, 0, way, sizeof *way);
     if (!failed) return status ? status : hear_outcome(joining, way->failed, way->why);
     joining->context->error = error;
     share_failure(joining);
     return failed;
 }
 
-/* Where the door closes, the rank that forked the keeper knows why, and the others say nothing. */
+/* Where the local socket closes, the rank that forked the agent knows why, and the others say
+ * nothing. */
 static ms_status enter(ms_joining *joining)
 {
-    ms_hosts_place *place = joining->place;
+    ms_cluster_place *place = joining->place;
     const ms_os *os = joining->context->os;
-    const ms_keeper_options *options = &joining->plan.options;
-    joining->way.door[sizeof joining->way.door - 1] = '\0';
-    ms_status status = ms_hosts_enter(joining->context, joining->way.door, place->rank,
-                                      place->ranks, 2 * options->init_ns, &place->rendezvous);
-    if (status && first_rank_of(joining, options->host) == place->rank)
-        return ms_served_why(joining->context, joining->keeper, options, status);
+    const ms_agent_options *options = &joining->plan.options;
+    joining->way.local_socket[sizeof joining->way.local_socket - 1] = '\0';
+    ms_status status = ms_cluster_enter(joining->context, joining->way.local_socket, place->rank,
+                                        place->ranks, 2 * options->init_ns, &place->rendezvous);
+    if (status && first_rank_of(joining, options->node) == place->rank)
+        return ms_agent_process_why(joining->context, joining->agent, options, status);
     if (status) {
         place->is_told = true;
         return status;
     }
     /* A process that is not needed ends now. */
-    os->close(os->user, joining->keeper);
-    joining->meeting->end(joining->meeting, ms_host_files_of(place->rendezvous));
-    place->hosts = options->hosts;
+    os->close(os->user, joining->agent);
+    joining->exchange->end(joining->exchange, ms_shm_files_of(place->rendezvous));
+    place->nodes = options->nodes;
     place->plan = *options;
-    snprintf(place->host, sizeof place->host, "%s", options->names[options->host]);
+    snprintf(place->node, sizeof place->node, "%s", options->names[options->node]);
     return MS_OK;
 }
 
@@ -395,13 +397,13 @@ static bool has_mpi(const ms_context *context, const ms_launcher *launcher)
     return launcher->kind != MS_LAUNCHER_TORCHRUN && !(master && *master);
 }
 
-ms_status ms_hosts_launched(ms_context *context, ms_launched *out)
+ms_status ms_cluster_launched(ms_context *context, ms_launched *out)
 {
     ms_launcher launcher;
     memset(out, 0, sizeof *out);
     ms_status status = ms_launcher_find(context, &launcher);
     if (status || launcher.kind == MS_LAUNCHER_NONE) return status;
-    /* One rank alone needs no job, but for the process that has asked for it on a host. */
+    /* One rank alone needs no job, but for the process that has asked for it on a node. */
     if (launcher.size == 1 && !context->os->environment(context->os->user, MS_STARTER_VARIABLE))
         return MS_OK;
     snprintf(out->name, sizeof out->name, "%s", launcher.name);
@@ -424,25 +426,26 @@ static void let_first_report(const ms_joining *joining, const ms_launcher *launc
     for (; now < limit; now = os->monotonic_ns(os->user)) ms_futex_wait(&never, 0, limit - now);
 }
 
-/* Before the meeting each rank is alone with its error; the first process of each host reports.
+/* Before the exchange each rank is alone with its error; the first process of each node reports.
  * MS_ERROR_STATE is an error that no other process has. */
 static ms_status meet(ms_joining *joining)
 {
     ms_launcher launcher;
-    ms_hosts_place *place = joining->place;
+    ms_cluster_place *place = joining->place;
     ms_status status = ms_launcher_find(joining->context, &launcher);
     if (status) return status;
     bool over_mpi = has_mpi(joining->context, &launcher);
     place->is_told =
         launcher.local_rank != MS_UNKNOWN ? launcher.local_rank > 0 : launcher.rank > 0;
-    status = (over_mpi ? ms_meeting_over_mpi : ms_meeting_over_tcp)(
-        joining->context, joining->options, &launcher, place, &joining->meeting);
+    status = (over_mpi ? ms_exchange_over_mpi : ms_exchange_over_tcp)(
+        joining->context, joining->options, &launcher, place, &joining->exchange);
     if (!status) place->is_told = false;
     else if (status != MS_ERROR_STATE) let_first_report(joining, &launcher, status);
     return status;
 }
 
-ms_status ms_hosts_join(ms_context *context, const ms_hosts_options *options, ms_hosts_place *out)
+ms_status ms_cluster_join(ms_context *context, const ms_cluster_options *options,
+                          ms_cluster_place *out)
 {
     void *memory = NULL;
     memset(out, 0, sizeof *out);
@@ -452,11 +455,11 @@ ms_status ms_hosts_join(ms_context *context, const ms_hosts_options *options, ms
     joining->context = context;
     joining->options = options;
     joining->place = out;
-    int error = context->os->shared_adopt(context->os->user, options->keeper, &joining->keeper);
+    int error = context->os->shared_adopt(context->os->user, options->agent, &joining->agent);
     if (error) return ms_fail_os(context, error, "cannot speak to the keeper to be", NULL);
     status = meet(joining);
     if (status) return status;
-    ms_card_write(context, options, joining->meeting->wrong, &joining->card);
+    ms_rank_hello_write(context, options, joining->exchange->wrong, &joining->hello);
     status = introduce(joining);
     if (!status) status = share_plan(joining);
     if (!status) status = find_way_in(joining);

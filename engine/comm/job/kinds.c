@@ -5,7 +5,7 @@
 #include <string.h>
 
 /* Prefixes differ, so a text names at most one kind. */
-static const ms_rendezvous_kind *const kinds[] = { &ms_rendezvous_host };
+static const ms_rendezvous_kind *const kinds[] = { &ms_rendezvous_shm };
 
 /* The part of the record that all kinds share. References count from 1 for the caller. A failure
  * leaves *made as it was. */
@@ -17,19 +17,19 @@ static ms_status finish(const ms_rendezvous_kind *kind, ms_status status, ms_ren
     return MS_OK;
 }
 
-/* Ranks of one host are the only ones that a launcher starts, or that meet at a path. */
+/* Ranks of one node are the only ones that a launcher starts, or that meet at a path. */
 ms_status ms_rendezvous_new(ms_context *context, const ms_rendezvous_options *options,
                             ms_rendezvous **out)
 {
-    return finish(&ms_rendezvous_host, ms_rendezvous_host.create(context, options, out), out);
+    return finish(&ms_rendezvous_shm, ms_rendezvous_shm.create(context, options, out), out);
 }
 
-/* The path is a socket of this host; a rendezvous over several hosts would be told apart by its
+/* The path is a socket of this node; a rendezvous over several nodes would be told apart by its
  * path. */
 ms_status ms_rendezvous_meet(ms_context *context, const ms_rendezvous_options *options,
                              const char *path, uint32_t rank, ms_rendezvous **out)
 {
-    return finish(&ms_rendezvous_host, ms_rendezvous_host.meet(context, options, path, rank, out),
+    return finish(&ms_rendezvous_shm, ms_rendezvous_shm.meet(context, options, path, rank, out),
                   out);
 }
 

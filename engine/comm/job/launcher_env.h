@@ -29,8 +29,8 @@ typedef struct ms_launcher {
     const char *rank_variable; /* that gave the rank; static */
     uint32_t rank;
     uint32_t size;       /* MS_UNKNOWN under PMIx but for srun's: only MPI_Comm_size tells it */
-    uint32_t local_rank; /* among the processes of this host; MS_UNKNOWN if it is not said */
-    /* What tells this job from others on the same hosts, and where torchrun's first process is: of
+    uint32_t local_rank; /* among the processes of this node; MS_UNKNOWN if it is not said */
+    /* What tells this job from others on the same nodes, and where torchrun's first process is: of
      * the environment, NULL if not said. */
     const char *job, *master;
     uint32_t master_port; /* 0: not said */

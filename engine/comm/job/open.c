@@ -25,10 +25,10 @@ static void end_job(ms_engine *engine, const ms_error *error)
 static const struct pairing {
     const ms_control *control;
     const ms_transport *transport;
-} pairings[] = { { &ms_control_host, &ms_transport_local },
-                 { &ms_control_hosts, &ms_transport_hosts },
-                 { &ms_control_host, &ms_transport_nccl },
-                 { &ms_control_hosts, &ms_transport_nccl } };
+} pairings[] = { { &ms_control_shm, &ms_transport_local },
+                 { &ms_control_cluster, &ms_transport_mpi },
+                 { &ms_control_shm, &ms_transport_nccl },
+                 { &ms_control_cluster, &ms_transport_nccl } };
 
 /* A name that is wrong gets the names that are right. */
 static ms_status refuse_name(ms_engine *engine, const ms_control *control, const char *name)

@@ -3,7 +3,7 @@
  *
  * A message is a record of fixed size. A message of another length, magic or version, from another
  * user, or with a rank that is taken or does not exist is refused, and the answer says why. A
- * visitor that sends nothing for a while is refused too, so that it does not delay the others. */
+ * caller that sends nothing for a while is refused too, so that it does not delay the others. */
 #include "comm/job/rendezvous_socket.h"
 
 #include <errno.h>
@@ -50,7 +50,7 @@ static void close_files(const ms_os *os, ms_file **files, uint32_t count)
 
 /* ------------------------------------------------------------------- rank 0 */
 
-/* Why this rank is not admitted, or NULL. The text goes to the visitor, whose user has to correct
+/* Why this rank is not admitted, or NULL. The text goes to the caller, whose user has to correct
  * it. The first reason that applies is given. */
 static const char *refusal_of(const ms_hello *hello, int64_t bytes, uint32_t ranks,
                               const bool *here)
@@ -65,30 +65,30 @@ static const char *refusal_of(const ms_hello *hello, int64_t bytes, uint32_t ran
     return here[hello->rank] ? "its rank is taken" : NULL;
 }
 
-/* Sends the files to a visitor, or refuses it. A failure here concerns this visitor only: the job
- * goes on waiting for others. The visitor counts only after its files were sent, so one that has
+/* Sends the files to a caller, or refuses it. A failure here concerns this caller only: the job
+ * goes on waiting for others. The caller counts only after its files were sent, so one that has
  * gone away may come again. */
-static void receive_one(ms_context *context, ms_rendezvous *rendezvous, ms_file *visitor,
+static void receive_one(ms_context *context, ms_rendezvous *rendezvous, ms_file *connection,
                         bool *here, uint32_t *arrived)
 {
     const ms_os *os = context->os;
     ms_hello hello = { .magic = 0 }, answer = hello_of(rendezvous->ranks, 0);
     ms_file *files[MS_LOCAL_RANKS_MAX + 1];
     uint32_t brought = 0;
-    int64_t bytes = os->socket_receive(os->user, visitor, &hello, sizeof hello, MS_MEET_SILENCE_NS,
-                                       files, 0, &brought);
+    int64_t bytes = os->socket_receive(os->user, connection, &hello, sizeof hello,
+                                       MS_MEET_SILENCE_NS, files, 0, &brought);
     const char *refusal = refusal_of(&hello, bytes, rendezvous->ranks, here);
-    /* The answer is sent as well as it can be; a visitor that does not read it learns nothing. */
+    /* The answer is sent as well as it can be; a caller that does not read it learns nothing. */
     if (refusal) {
         ms_log(context, MS_LOG_WARN, "a process at the rendezvous is refused: %s", refusal);
         snprintf(answer.refusal, sizeof answer.refusal, "%s", refusal);
-        (void)os->socket_send(os->user, visitor, &answer, sizeof answer, NULL, 0);
+        (void)os->socket_send(os->user, connection, &answer, sizeof answer, NULL, 0);
         return;
     }
-    files[0] = ms_host_files_of(rendezvous)->control_file;
+    files[0] = ms_shm_files_of(rendezvous)->control_file;
     for (uint32_t r = 0; r < rendezvous->ranks; r++)
-        files[r + 1] = ms_host_files_of(rendezvous)->heaps[r].file;
-    if (os->socket_send(os->user, visitor, &answer, sizeof answer, files, rendezvous->ranks + 1))
+        files[r + 1] = ms_shm_files_of(rendezvous)->heaps[r].file;
+    if (os->socket_send(os->user, connection, &answer, sizeof answer, files, rendezvous->ranks + 1))
         return;
     here[hello.rank] = true;
     (*arrived)++;
@@ -109,7 +109,7 @@ static ms_status fail_missing(ms_context *context, uint32_t ranks, const bool *h
 }
 
 /* Visitors are served one after the other. One limit holds for all together, so that a stream of
- * refused visitors does not keep the job waiting. Each place in `here` stands for a rank; rank 0 is
+ * refused callers does not keep the job waiting. Each place in `here` represents a rank; rank 0 is
  * this process. */
 static ms_status receive_all(ms_context *context, ms_rendezvous *rendezvous, ms_file *listener)
 {
@@ -118,18 +118,18 @@ static ms_status receive_all(ms_context *context, ms_rendezvous *rendezvous, ms_
     uint32_t arrived = 1;
     uint64_t limit = os->monotonic_ns(os->user) + MS_MEET_NS;
     while (arrived < rendezvous->ranks) {
-        ms_file *visitor = NULL;
+        ms_file *connection = NULL;
         uint64_t rest = left_until(os, limit);
-        int error = rest ? os->socket_accept(os->user, listener, rest, &visitor) : -ETIMEDOUT;
+        int error = rest ? os->socket_accept(os->user, listener, rest, &connection) : -ETIMEDOUT;
         if (error == -ETIMEDOUT) return fail_missing(context, rendezvous->ranks, here);
-        /* Another user's process is shut out by the table, and the meeting goes on. */
+        /* Another user's process is shut out by the table, and the exchange goes on. */
         if (error == -EACCES)
             ms_log(context, MS_LOG_WARN, "a process of another user is refused at the rendezvous");
         else if (error && error != -EAGAIN)
             return ms_fail_os(context, error, "the rendezvous cannot admit other ranks", NULL);
         if (error) continue;
-        receive_one(context, rendezvous, visitor, here, &arrived);
-        os->close(os->user, visitor);
+        receive_one(context, rendezvous, connection, here, &arrived);
+        os->close(os->user, connection);
     }
     return MS_OK;
 }
@@ -142,9 +142,9 @@ static ms_status hold(ms_context *context, const ms_rendezvous_options *options,
 {
     const ms_os *os = context->os;
     ms_rendezvous *made = NULL;
-    ms_status status = ms_host_files_new(context, options, &made);
+    ms_status status = ms_shm_files_new(context, options, &made);
     if (status) return status;
-    ms_host_files_of(made)->control->unsupervised = true;
+    ms_shm_files_of(made)->control->unsupervised = true;
     ms_file *listener = NULL;
     int error = os->socket_listen(os->user, path, &listener);
     if (error == -EADDRINUSE)
@@ -159,7 +159,7 @@ static ms_status hold(ms_context *context, const ms_rendezvous_options *options,
         /* All have come, or none will be waited for any more. */
         (void)os->remove(os->user, path);
     }
-    if (status) ms_host_files_close(made);
+    if (status) ms_shm_files_close(made);
     else *out = made;
     return status;
 }
@@ -223,14 +223,14 @@ static ms_status go(ms_context *context, const ms_rendezvous_options *options, c
     /* The text comes from another process. */
     answer.refusal[sizeof answer.refusal - 1] = '\0';
     status = check_answer(context, path, &answer, bytes, count, expected);
-    if (!status) return ms_host_files_take(context, options->ranks, files, out);
+    if (!status) return ms_shm_files_take(context, options->ranks, files, out);
     close_files(os, files, count);
     return status;
 }
 
-/* Rank 0 holds the meeting, the others go there. Which rank starts first does not matter. */
-ms_status ms_host_meet(ms_context *context, const ms_rendezvous_options *options, const char *path,
-                       uint32_t rank, ms_rendezvous **out)
+/* Rank 0 holds the exchange, the others go there. Which rank starts first does not matter. */
+ms_status ms_shm_meet(ms_context *context, const ms_rendezvous_options *options, const char *path,
+                      uint32_t rank, ms_rendezvous **out)
 {
     if (options->ranks < 1 || options->ranks > MS_LOCAL_RANKS_MAX)
         return ms_fail(context, MS_ERROR_ARGUMENT, "%u ranks: 1 to %d are allowed on one machine",

@@ -4,7 +4,7 @@
 
 #include "comm/control/shm/state.h"
 
-ms_status ms_host_meet(ms_context *context, const ms_rendezvous_options *options, const char *path,
-                       uint32_t rank, ms_rendezvous **out);
+ms_status ms_shm_meet(ms_context *context, const ms_rendezvous_options *options, const char *path,
+                      uint32_t rank, ms_rendezvous **out);
 
 #endif

@@ -1,4 +1,4 @@
-/* starter.c: the process that starts a job over several hosts: it listens for the first keeper,
+/* starter.c: the process that starts a job over several nodes: it listens for the first agent,
  * sends it requests, and hears from it how the job has ended. */
 #include "comm/control/cluster/listen.h"
 
@@ -8,12 +8,12 @@
 
 struct ms_starter {
     ms_context *context;
-    ms_reach reach;
+    ms_endpoint endpoint;
     uint8_t token[MS_TOKEN_BYTES];
-    ms_porter *porter; /* until the keeper has come */
+    ms_acceptor *acceptor; /* until the agent has come */
     ms_wire wire;
     ms_os_thread *thread;
-    char host[MS_HOST_NAME_BYTES]; /* the first keeper's */
+    char node[MS_NODE_NAME_BYTES]; /* the first agent's */
     ms_word phase;                 /* ms_starter_phase; what follows is written before */
     int code;
     char why[256];
@@ -21,32 +21,33 @@ struct ms_starter {
     char report[MS_FRAME_BODY_MOST + 1]; /* a text; what does not fit is left out */
 };
 
-/* ------------------------------------------------------------ the first keeper */
+/* ------------------------------------------------------------ the first agent */
 
 /* Until it has come, or the starter is closing. The port is given back then. */
-static void await_keeper(ms_starter *starter)
+static void await_agent(ms_starter *starter)
 {
     while (!starter->wire.socket && !atomic_load(&starter->wire.closing)) {
-        ms_guest guest;
-        const ms_call_body *call = &guest.body.call;
-        int error = ms_porter_next(starter->porter, MS_KEEPER_TURN_NS, &guest);
+        ms_accepted accepted;
+        const ms_call_body *call = &accepted.body.call;
+        int error = ms_acceptor_next(starter->acceptor, MS_AGENT_TURN_NS, &accepted);
         if (error == -ETIMEDOUT) continue;
         if (error) {
             ms_word never = 0;
-            ms_futex_wait(&never, 0, MS_KEEPER_TURN_NS);
+            ms_futex_wait(&never, 0, MS_AGENT_TURN_NS);
             continue;
         }
         bool same = strncmp(call->version, ms_version(), sizeof call->version) == 0;
-        if (!ms_porter_answer(starter->porter, &guest,
-                              same ? NULL
-                                   : "it has another version of Moonshard: install the same one on "
-                                     "all hosts"))
+        if (!ms_acceptor_answer(
+                starter->acceptor, &accepted,
+                same ? NULL
+                     : "it has another version of Moonshard: install the same one on "
+                       "all hosts"))
             continue;
-        memcpy(starter->host, call->host, sizeof starter->host);
-        starter->wire.socket = guest.socket;
+        memcpy(starter->node, call->node, sizeof starter->node);
+        starter->wire.socket = accepted.socket;
     }
-    ms_porter_close(starter->porter);
-    starter->porter = NULL;
+    ms_acceptor_close(starter->acceptor);
+    starter->acceptor = NULL;
 }
 
 /* Of the connection's thread alone until the phase is another. */
@@ -76,7 +77,7 @@ static bool hear(void *user, const ms_frame_head *head, const void *body)
 static void listen_to(void *argument)
 {
     ms_starter *starter = argument;
-    await_keeper(starter);
+    await_agent(starter);
     if (!starter->wire.socket) return;
     atomic_store(&starter->phase, MS_STARTER_CONNECTED);
     int error = ms_wire_listen(&starter->wire, hear, starter);
@@ -85,11 +86,11 @@ static void listen_to(void *argument)
         snprintf(starter->why, sizeof starter->why,
                  "host %s, where rank 0 is, is lost: nothing was heard of its keeper for %.1f s "
                  "(--lost)",
-                 starter->host, (double)starter->wire.lost_ns / 1e9);
+                 starter->node, (double)starter->wire.lost_ns / 1e9);
     else
         snprintf(starter->why, sizeof starter->why,
                  "host %s, where rank 0 is, is lost: the connection to its keeper has closed (%s)",
-                 starter->host, strerror(-error));
+                 starter->node, strerror(-error));
     atomic_store(&starter->phase, MS_STARTER_LOST);
 }
 
@@ -98,35 +99,36 @@ static void listen_to(void *argument)
 /* See starter_link.c. */
 static void write_value(const ms_starter *starter, char *value)
 {
-    int used = snprintf(value, MS_STARTER_BYTES, "1 %u ", starter->reach.port);
+    int used = snprintf(value, MS_STARTER_BYTES, "1 %u ", starter->endpoint.port);
     for (int i = 0; i < MS_TOKEN_BYTES; i++)
         used += snprintf(value + used, MS_STARTER_BYTES - (size_t)used, "%02x", starter->token[i]);
-    for (uint32_t i = 0; i < starter->reach.address_count; i++)
+    for (uint32_t i = 0; i < starter->endpoint.address_count; i++)
         used += snprintf(value + used, MS_STARTER_BYTES - (size_t)used, " %s",
-                         starter->reach.addresses[i]);
+                         starter->endpoint.addresses[i]);
 }
 _Static_assert(MS_STARTER_BYTES
-                   > 16 + 2 * MS_TOKEN_BYTES + MS_HOSTS_ADDRESSES_MAX * MS_HOSTS_ADDRESS_BYTES,
+                   > 16 + 2 * MS_TOKEN_BYTES + MS_CLUSTER_ADDRESSES_MAX * MS_CLUSTER_ADDRESS_BYTES,
                "all addresses fit");
 
-/* Where the first keeper comes. */
-static ms_status open_port(ms_starter *starter, const char *host)
+/* Where the first agent comes. */
+static ms_status open_port(ms_starter *starter, const char *node)
 {
-    ms_porter_options port = { .kind = MS_PORT_STARTER, .awaits = MS_FRAME_CALL, .awaited = 1 };
-    ms_status status = ms_reach_open(starter->context, host, &starter->reach, &port.listener);
+    ms_acceptor_options port = { .kind = MS_PORT_STARTER, .awaits = MS_FRAME_CALL, .awaited = 1 };
+    ms_status status =
+        ms_endpoint_listen(starter->context, node, &starter->endpoint, &port.listener);
     if (status) return status;
     memcpy(port.token, starter->token, MS_TOKEN_BYTES);
-    snprintf(port.place, sizeof port.place, "port %u", starter->reach.port);
-    return ms_porter_open(starter->context, &port, &starter->porter);
+    snprintf(port.place, sizeof port.place, "port %u", starter->endpoint.port);
+    return ms_acceptor_open(starter->context, &port, &starter->acceptor);
 }
 
 ms_status ms_starter_open(ms_context *context, const char *interface, uint64_t lost_ns, char *value,
                           ms_starter **out)
 {
     const ms_os *os = context->os;
-    ms_host_id here;
+    ms_node_id here;
     void *memory = NULL;
-    int error = os->host(os->user, &here);
+    int error = os->node_id(os->user, &here);
     if (error) return ms_fail_os(context, error, "cannot tell this host from others", NULL);
     ms_status status = ms_allocate(context, sizeof(ms_starter), "starter", &memory);
     if (status) return status;
@@ -134,7 +136,7 @@ ms_status ms_starter_open(ms_context *context, const char *interface, uint64_t l
     starter->context = context;
     starter->wire = (ms_wire){ .os = os, .lost_ns = lost_ns };
     if (interface)
-        snprintf(starter->reach.interface, sizeof starter->reach.interface, "%s", interface);
+        snprintf(starter->endpoint.interface, sizeof starter->endpoint.interface, "%s", interface);
     error = os->entropy(os->user, starter->token, sizeof starter->token);
     if (error) status = ms_fail_os(context, error, "cannot make a job's token", NULL);
     if (!status) status = open_port(starter, here.name);
@@ -191,7 +193,7 @@ void ms_starter_close(ms_starter *starter)
     const ms_os *os = context->os;
     atomic_store(&starter->wire.closing, 1);
     if (starter->thread) os->thread_join(os->user, starter->thread);
-    ms_porter_close(starter->porter);
+    ms_acceptor_close(starter->acceptor);
     if (starter->wire.socket) os->close(os->user, starter->wire.socket);
     ms_release(context, starter);
 }

@@ -1,4 +1,4 @@
-/* supervisor.c: a job on one host as its supervisor sees it: the table of this kind of rendezvous.
+/* supervisor.c: a job on one node as its supervisor sees it: the table of this kind of rendezvous.
  */
 #include "comm/control/shm/files.h"
 
@@ -10,27 +10,27 @@
 /* What the rank shows to others, in the control file. The caller has checked the number. */
 static ms_rank_line *line_of(const ms_rendezvous *rendezvous, uint32_t rank)
 {
-    return &ms_host_files_of(rendezvous)->control->lines[rank];
+    return &ms_shm_files_of(rendezvous)->control->lines[rank];
 }
 
 /* Fixed when the files were made. */
 static uint32_t threads(const ms_rendezvous *rendezvous)
 {
-    return ms_host_files_of(rendezvous)->control->threads;
+    return ms_shm_files_of(rendezvous)->control->threads;
 }
 
 static bool crowded(const ms_rendezvous *rendezvous)
 {
-    return ms_host_files_of(rendezvous)->control->crowded;
+    return ms_shm_files_of(rendezvous)->control->crowded;
 }
 
 static uint32_t place(const ms_rendezvous *rendezvous, uint32_t rank, uint32_t *here)
 {
-    const uint16_t *host_of = ms_host_files_of(rendezvous)->control->host_of;
+    const uint16_t *node_of = ms_shm_files_of(rendezvous)->control->node_of;
     uint32_t before = 0;
     *here = 0;
     for (uint32_t r = 0; r < rendezvous->ranks; r++) {
-        if (host_of[r] != host_of[rank]) continue;
+        if (node_of[r] != node_of[rank]) continue;
         if (r < rank) before++;
         ++*here;
     }
@@ -41,19 +41,19 @@ static uint32_t place(const ms_rendezvous *rendezvous, uint32_t rank, uint32_t *
 static bool end_job(ms_rendezvous *rendezvous, ms_abort_reason reason, int32_t rank,
                     const char *message)
 {
-    return ms_host_end_job(ms_host_files_of(rendezvous), reason, rank, message);
+    return ms_shm_end_job(ms_shm_files_of(rendezvous), reason, rank, message);
 }
 
-/* The text may come a moment after the cause: ms_host_cause waits for it. */
+/* The text may come a moment after the cause: ms_shm_cause waits for it. */
 static bool cause(const ms_rendezvous *rendezvous, ms_abort_record *out)
 {
-    return ms_host_cause(ms_host_files_of(rendezvous), out);
+    return ms_shm_cause(ms_shm_files_of(rendezvous), out);
 }
 
 /* Of ranks that have ended; see ms_rendezvous_flight. */
 static bool flight(const ms_rendezvous *rendezvous, uint32_t rank, uint64_t index, ms_flight *out)
 {
-    return ms_host_flight(ms_host_files_of(rendezvous), rank, index, out);
+    return ms_shm_flight(ms_shm_files_of(rendezvous), rank, index, out);
 }
 
 /* The fields are read one by one while the rank runs, so they may be of different moments. step is
@@ -78,9 +78,9 @@ static void left(ms_rendezvous *rendezvous, uint32_t rank)
 {
     atomic_store(&line_of(rendezvous, rank)->finished, 1);
     atomic_store(&line_of(rendezvous, rank)->gone, 1);
-    ms_host_files *files = ms_host_files_of(rendezvous);
-    ms_host_ring_all(files->control);
-    if (files->mirror) files->mirror->stir(files->mirror);
+    ms_shm_files *files = ms_shm_files_of(rendezvous);
+    ms_shm_ring_all(files->control);
+    if (files->replication) files->replication->stir(files->replication);
 }
 
 /* In the control file, so that the supervisor and the rank see the same record. */
@@ -89,18 +89,19 @@ static ms_activity *activity(ms_rendezvous *rendezvous, uint32_t rank)
     return &line_of(rendezvous, rank)->activity;
 }
 
-#define MS_HOST_RENDEZVOUS(of)                                                                \
-    {                                                                                         \
-        .prefix = MS_HOST_PREFIX, .control = of, .create = ms_host_files_new,                 \
-        .meet = ms_host_meet, .share = ms_host_files_share, .adopt = ms_host_files_adopt,     \
-        .close = ms_host_files_close, .threads = threads, .crowded = crowded, .place = place, \
-        .abort = end_job, .cause = cause, .rank = rank_state, .flight = flight, .left = left, \
-        .activity = activity, .judge = ms_host_judge, .suspect = ms_host_suspect,             \
-        .acquit = ms_host_acquit, .request = ms_host_request, .folder = ms_host_folder        \
+#define MS_SHM_RENDEZVOUS(of)                                                                     \
+    {                                                                                             \
+        .prefix = MS_SHM_PREFIX, .control = of, .create = ms_shm_files_new, .meet = ms_shm_meet,  \
+        .share = ms_shm_files_share, .adopt = ms_shm_files_adopt, .close = ms_shm_files_close,    \
+        .threads = threads, .crowded = crowded, .place = place, .abort = end_job, .cause = cause, \
+        .rank = rank_state, .flight = flight, .left = left, .activity = activity,                 \
+        .judge = ms_shm_judge, .hang_report = ms_shm_hang_report,                                 \
+        .dismiss_hang_report = ms_shm_dismiss_hang_report, .request = ms_shm_request,             \
+        .folder = ms_shm_folder                                                                   \
     }
 
-/* kinds.c finds the first by its prefix. The second is of a job over several hosts, which keepers
+/* kinds.c finds the first by its prefix. The second is of a job over several nodes, which agents
  * make (comm/control/cluster/agent.c) and ranks enter by their doors: they see it by the memory
- * files of their host. */
-const ms_rendezvous_kind ms_rendezvous_host = MS_HOST_RENDEZVOUS(&ms_control_host),
-                         ms_rendezvous_hosts = MS_HOST_RENDEZVOUS(&ms_control_hosts);
+ * files of their node. */
+const ms_rendezvous_kind ms_rendezvous_shm = MS_SHM_RENDEZVOUS(&ms_control_shm),
+                         ms_rendezvous_cluster = MS_SHM_RENDEZVOUS(&ms_control_cluster);

@@ -2,9 +2,9 @@
  * it. For comm/ only.
  *
  * Invariants
- * - All calls of a module run on the poster's thread, from `begin` to `end`.
- * - A message belongs to the poster from ms_mpi_post until its state says that it has ended; its
- *   memory does too. States only go on.
+ * - All calls of a module run on the progress thread's thread, from `begin` to `end`.
+ * - A message belongs to the progress thread from ms_mpi_post until its state says that it has
+ * ended; its memory does too. States only go on.
  * - Messages that one thread posts for one peer and tag start in that order, and MPI keeps it.
  * - The thread looks around until 100 us have passed since a message last ended, and 1 us more for
  *   each KiB under way. Then it sleeps, at most 200 us at a time while a message is under way.
@@ -33,7 +33,7 @@ typedef struct ms_mpi_message {
     uint32_t peer;
     int32_t tag; /* 0 .. MS_MPI_TAG_MAX - 1 */
     bool sends;
-    /* The poster's */
+    /* The progress thread's */
     ms_word state; /* ms_mpi_state */
     char why[64];  /* of a failure */
     size_t moved;  /* of one that has arrived: its bytes */
@@ -44,7 +44,7 @@ typedef struct ms_mpi_options {
     uint64_t timeout_ns; /* for beginning */
     uint64_t ending_ns;  /* for ending; 0: timeout_ns */
     bool crowded;        /* more threads want to run than there are cores: it yields its own */
-    /* Called by the poster's thread when messages have ended, or all have failed. */
+    /* Called by the progress thread's thread when messages have ended, or all have failed. */
     void (*news)(void *user);
     void *user;
 } ms_mpi_options;

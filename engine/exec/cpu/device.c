@@ -101,7 +101,7 @@ static ms_slot *slot_of(ms_stream *stream, uint64_t seq)
 }
 
 #if MS_CANARY
-/* The bytes lie after the storage's own: ms_pool_take has made room for one of each cell. */
+/* The bytes are after the storage's own: ms_pool_take has made room for one of each cell. */
 static void fill_canaries(ms_slot *slot, const ms_access *accesses, uint32_t count)
 {
     slot->canaries = count;
@@ -181,7 +181,7 @@ static bool cpu_reached(const ms_stream *stream, uint64_t seq)
  * everything after it counts as skipped. */
 static void fail_forked(ms_stream *stream)
 {
-    /* -1 stands for "does not apply". */
+    /* -1 represents "does not apply". */
     ms_error error = { .status = MS_ERROR_STATE, .rank = -1, .bucket = -1, .collective = -1 };
     snprintf(error.message, sizeof error.message,
              "this process was forked from one with a running engine, whose threads did not come "

@@ -1,7 +1,7 @@
 /* poison.c: a check that tasks touch nothing but what they declare: slow, for tests.
  *
  * While it is on, every task runs alone. Before it all live storages that it does not declare are
- * put aside and filled with 0xff bytes (NaN in every float dtype, -1 in integers), and so is memory
+ * saved and filled with 0xff bytes (NaN in every float dtype, -1 in integers), and so is memory
  * when it is handed out and given back; after it they must still be that, and come back. A read
  * that is not declared spoils results; a write that is not declared is an error that names the
  * task. */
@@ -39,16 +39,16 @@ static void fill(ms_storage *storage)
 
 /* The copies are in the order of the list of storages, which does not change before put_back. All
  * of the engine's memory is copied for each task, which is why this is for small tests only. */
-static ms_status put_aside(ms_engine *engine, const ms_access *accesses, uint32_t count,
-                           void **aside)
+static ms_status save(ms_engine *engine, const ms_access *accesses, uint32_t count,
+                           void **saved)
 {
     size_t bytes = 0;
     for (const ms_storage *storage = engine->storages; storage; storage = storage->next)
         if (!is_spared(accesses, count, storage)) bytes += storage->bytes;
-    ms_status status = ms_allocate(&engine->context, bytes + 1, "values put aside", aside);
+    ms_status status = ms_allocate(&engine->context, bytes + 1, "values put aside", saved);
     if (status) return status;
     await_all(engine);
-    char *to = *aside;
+    char *to = *saved;
     for (const ms_storage *storage = engine->storages; storage; storage = storage->next) {
         if (is_spared(accesses, count, storage)) continue;
         memcpy(to, storage->data, storage->bytes);
@@ -69,10 +69,10 @@ static bool is_poison(const ms_storage *storage)
 /* Every storage gets its values back, also after a violation was found, so that the program can go
  * on. */
 static ms_status put_back(ms_engine *engine, const char *task, const ms_access *accesses,
-                          uint32_t count, void *aside)
+                          uint32_t count, void *saved)
 {
     await_all(engine);
-    const char *from = aside;
+    const char *from = saved;
     const ms_storage *written = NULL;
     for (const ms_storage *storage = engine->storages; storage; storage = storage->next) {
         if (is_spared(accesses, count, storage)) continue;
@@ -80,11 +80,11 @@ static ms_status put_back(ms_engine *engine, const char *task, const ms_access *
         memcpy(storage->data, from, storage->bytes);
         from += storage->bytes;
     }
-    ms_release(&engine->context, aside);
+    ms_release(&engine->context, saved);
     if (!written) return MS_OK;
     return ms_engine_fail(engine, MS_ERROR_HAZARD,
                           "%s wrote to a storage of %zu bytes that it does not declare", task,
                           written->bytes);
 }
 
-const ms_poison ms_cpu_poison = { .before = put_aside, .after = put_back, .fill = fill };
+const ms_poison ms_cpu_poison = { .before = save, .after = put_back, .fill = fill };

@@ -97,7 +97,7 @@ typedef struct ms_slot {
 } ms_slot;
 
 /* A stream's worker: a ring with one producer, the host, and one consumer, the worker. `head` and
- * `done` are the only words that both need for every number, and lie on cache lines of their
+ * `done` are the only words that both need for every number, and are on cache lines of their
  * own. For each task the worker reads only its own part of the stream, `own` included: the host
  * writes the first line of ms_stream with each number, and would wait for it. */
 typedef struct ms_cpu_stream {

@@ -13,7 +13,7 @@
 #include "exec/stream.h"
 
 /* What a stream keeps. */
-struct ms_cuda_together {
+struct ms_cuda_single_graph {
     uint32_t count;
     ms_launch launches[MS_CUDA_BATCH];
     unsigned char arguments[MS_CUDA_BATCH][MS_TASK_ARGS_MAX];
@@ -25,85 +25,85 @@ static const ms_cuda_task *task_of(const ms_launch *launch)
 }
 
 /* The arguments of all that is kept, in order. */
-static void list(const struct ms_cuda_together *kept, const void *arguments[MS_CUDA_BATCH])
+static void list(const struct ms_cuda_single_graph *batch, const void *arguments[MS_CUDA_BATCH])
 {
-    for (uint32_t i = 0; i < kept->count; i++) arguments[i] = kept->launches[i].arguments;
+    for (uint32_t i = 0; i < batch->count; i++) arguments[i] = batch->launches[i].arguments;
 }
 
-static bool fits(const struct ms_cuda_together *kept, const ms_launch *launch)
+static bool fits(const struct ms_cuda_single_graph *batch, const ms_launch *launch)
 {
     const void *arguments[MS_CUDA_BATCH];
-    if (kept->count == 0) return true;
-    if (kept->count == MS_CUDA_BATCH) return false;
-    const ms_cuda_task *task = task_of(launch), *first = task_of(&kept->launches[0]);
-    list(kept, arguments);
-    return task->together == first->together
-           && task->joins(arguments, kept->count, launch->arguments);
+    if (batch->count == 0) return true;
+    if (batch->count == MS_CUDA_BATCH) return false;
+    const ms_cuda_task *task = task_of(launch), *first = task_of(&batch->launches[0]);
+    list(batch, arguments);
+    return task->batch == first->batch && task->joins(arguments, batch->count, launch->arguments);
 }
 
-bool ms_cuda_keep(ms_stream *stream, const ms_launch *launch)
+bool ms_cuda_batch_add(ms_stream *stream, const ms_launch *launch)
 {
     const ms_cuda_device *self = ms_cuda_of(stream->engine);
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
     void *memory = NULL;
-    if (!self->batches || self->repeating || self->blocks || !task_of(launch)->together
+    if (!self->batches || self->repeating || self->blocks || !task_of(launch)->batch
         || ms_stream_has_failed(stream))
         return false;
     /* Without memory for it, tasks are carried out one by one. */
-    if (!queue->together
-        && ms_allocate(&stream->engine->context, sizeof *queue->together, "stream", &memory))
+    if (!queue->batch
+        && ms_allocate(&stream->engine->context, sizeof *queue->batch, "stream", &memory))
         return false;
-    if (memory) queue->together = memory;
-    struct ms_cuda_together *kept = queue->together;
-    if (!fits(kept, launch)) ms_cuda_put_kept(stream);
-    ms_launch *own = &kept->launches[kept->count];
+    if (memory) queue->batch = memory;
+    struct ms_cuda_single_graph *batch = queue->batch;
+    if (!fits(batch, launch)) ms_cuda_batch_put(stream);
+    ms_launch *own = &batch->launches[batch->count];
     *own = *launch;
     own->accesses = NULL;
     own->arguments =
-        memcpy(kept->arguments[kept->count], launch->arguments, launch->task->args_bytes);
-    if (kept->count++ == 0) queue->kept_from = launch->seq;
+        memcpy(batch->arguments[batch->count], launch->arguments, launch->task->args_bytes);
+    if (batch->count++ == 0) queue->batched_from = launch->seq;
     return true;
 }
 
 /* The first task has the times of all, and the others none of their own. */
-void ms_cuda_put_kept(ms_stream *stream)
+void ms_cuda_batch_put(ms_stream *stream)
 {
-    struct ms_cuda_together *kept = ms_cuda_queue_of(stream)->together;
+    struct ms_cuda_single_graph *batch = ms_cuda_queue_of(stream)->batch;
     const void *arguments[MS_CUDA_BATCH];
-    if (!kept || kept->count == 0) return;
-    uint32_t count = kept->count;
-    list(kept, arguments);
-    kept->count = 0;
-    ms_cuda_queue_of(stream)->kept_from = 0;
+    if (!batch || batch->count == 0) return;
+    uint32_t count = batch->count;
+    list(batch, arguments);
+    batch->count = 0;
+    ms_cuda_queue_of(stream)->batched_from = 0;
     if (ms_stream_has_failed(stream)) return;
-    const ms_launch *first = &kept->launches[0];
+    const ms_launch *first = &batch->launches[0];
     ms_cuda_work work = { .stream = stream,
                           .launch = first,
                           .on = ms_cuda_queue_of(stream)->stream };
-    ms_cuda_duty *duty = ms_cuda_begin_times(stream, first);
-    task_of(first)->together(&work, arguments, count);
-    ms_cuda_end_times(stream, duty);
-    for (uint32_t i = 1; i < count && duty; i++) {
-        duty = ms_cuda_add_duty(stream, kept->launches[i].seq, kept->launches[i].script);
-        if (duty) duty->record = kept->launches[i].record;
+    ms_cuda_completion *completion = ms_cuda_begin_times(stream, first);
+    task_of(first)->batch(&work, arguments, count);
+    ms_cuda_end_times(stream, completion);
+    for (uint32_t i = 1; i < count && completion; i++) {
+        completion =
+            ms_cuda_add_completion(stream, batch->launches[i].seq, batch->launches[i].script);
+        if (completion) completion->record = batch->launches[i].record;
     }
 }
 
-void ms_cuda_put_all_kept(ms_engine *engine)
+void ms_cuda_batch_put_all(ms_engine *engine)
 {
     for (uint16_t i = 0; i < engine->stream_count; i++)
-        if (engine->streams[i]) ms_cuda_put_kept(engine->streams[i]);
+        if (engine->streams[i]) ms_cuda_batch_put(engine->streams[i]);
 }
 
-void ms_cuda_drop_kept(ms_stream *stream)
+void ms_cuda_batch_drop(ms_stream *stream)
 {
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
-    if (queue->together) queue->together->count = 0;
-    queue->kept_from = 0;
+    if (queue->batch) queue->batch->count = 0;
+    queue->batched_from = 0;
 }
 
 void ms_cuda_batch(ms_engine *engine, bool begins)
 {
     ms_cuda_enter(engine)->batches = begins;
-    if (!begins) ms_cuda_put_all_kept(engine);
+    if (!begins) ms_cuda_batch_put_all(engine);
 }

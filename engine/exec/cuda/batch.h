@@ -6,12 +6,12 @@
 #include "exec/cuda/state.h"
 
 /* The task is kept for later; its number still has to be counted. False: it is for now. */
-bool ms_cuda_keep(ms_stream *stream, const ms_launch *launch);
+bool ms_cuda_batch_add(ms_stream *stream, const ms_launch *launch);
 /* Puts onto the stream, or onto all, what was kept. */
-void ms_cuda_put_kept(ms_stream *stream);
-void ms_cuda_put_all_kept(ms_engine *engine);
+void ms_cuda_batch_put(ms_stream *stream);
+void ms_cuda_batch_put_all(ms_engine *engine);
 /* It will never be carried out: the GPU has stopped. */
-void ms_cuda_drop_kept(ms_stream *stream);
+void ms_cuda_batch_drop(ms_stream *stream);
 void ms_cuda_batch(ms_engine *engine, bool begins);
 
 #endif

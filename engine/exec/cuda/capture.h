@@ -10,6 +10,6 @@ ms_cuda_result ms_cuda_capture_begin(ms_cuda_device *self);
 ms_cuda_result ms_cuda_capture_kernel(const ms_cuda_work *work, const ms_cuda_kernel_call *call,
                                       ms_cuda_node *out);
 /* A kernel of a task whose work is kept. */
-ms_cuda_result ms_cuda_kept_kernel(ms_cuda_work *work, const ms_cuda_kernel_call *call);
+ms_cuda_result ms_cuda_captured_kernel(ms_cuda_work *work, const ms_cuda_kernel_call *call);
 
 #endif

@@ -1,5 +1,5 @@
 /* completion.c: what work of a stream leaves for the host: events, notes of kernels, times, and the
- * list of duties, which progress.c does when their numbers are reached. */
+ * list of completions, which progress.c does when their numbers are reached. */
 #include "exec/cuda/completion.h"
 
 #include "exec/cuda/errors.h"
@@ -49,47 +49,49 @@ void ms_cuda_give_note(ms_cuda_device *self, ms_cuda_note *note)
     self->notes = note;
 }
 
-/* ------------------------------------------------------------------- duties */
+/* ------------------------------------------------------------------- completions */
 
-ms_cuda_duty *ms_cuda_add_duty(ms_stream *stream, uint64_t seq, uint32_t script)
+ms_cuda_completion *ms_cuda_add_completion(ms_stream *stream, uint64_t seq, uint32_t script)
 {
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
     void *memory = NULL;
-    if (ms_allocate(&stream->engine->context, sizeof(ms_cuda_duty), "stream", &memory)) {
+    if (ms_allocate(&stream->engine->context, sizeof(ms_cuda_completion), "stream", &memory)) {
         ms_cuda_fail_stream(stream, seq, script, MS_ERROR_MEMORY, "no memory for a task");
         return NULL;
     }
-    ms_cuda_duty *duty = memory;
-    duty->stream = stream;
-    duty->seq = seq;
-    duty->script = script;
-    *queue->last_duty = duty;
-    queue->last_duty = &duty->next;
-    return duty;
+    ms_cuda_completion *completion = memory;
+    completion->stream = stream;
+    completion->seq = seq;
+    completion->script = script;
+    *queue->last_completion = completion;
+    queue->last_completion = &completion->next;
+    return completion;
 }
 
 /* -------------------------------------------------------------------- times */
 
-/* Where a trace is recorded, events with times stand around the task. */
-ms_cuda_duty *ms_cuda_begin_times(ms_stream *stream, const ms_launch *launch)
+/* Where a trace is recorded, events with times are around the task. */
+ms_cuda_completion *ms_cuda_begin_times(ms_stream *stream, const ms_launch *launch)
 {
     ms_cuda_device *self = ms_cuda_of(stream->engine);
-    ms_cuda_duty *duty =
-        launch->record ? ms_cuda_add_duty(stream, launch->seq, launch->script) : NULL;
-    if (!duty) return NULL;
-    duty->record = launch->record;
+    ms_cuda_completion *completion =
+        launch->record ? ms_cuda_add_completion(stream, launch->seq, launch->script) : NULL;
+    if (!completion) return NULL;
+    completion->record = launch->record;
     ms_cuda_drop_anchor(stream->engine);
-    if (self->cuda.event_create(&duty->started, MS_CUDA_EVENT_TIMING)) duty->started = NULL;
-    if (self->cuda.event_create(&duty->finished, MS_CUDA_EVENT_TIMING)) duty->finished = NULL;
-    if (duty->started)
-        (void)self->cuda.event_record(duty->started, ms_cuda_queue_of(stream)->stream);
-    return duty;
+    if (self->cuda.event_create(&completion->started, MS_CUDA_EVENT_TIMING))
+        completion->started = NULL;
+    if (self->cuda.event_create(&completion->finished, MS_CUDA_EVENT_TIMING))
+        completion->finished = NULL;
+    if (completion->started)
+        (void)self->cuda.event_record(completion->started, ms_cuda_queue_of(stream)->stream);
+    return completion;
 }
 
-void ms_cuda_end_times(ms_stream *stream, const ms_cuda_duty *duty)
+void ms_cuda_end_times(ms_stream *stream, const ms_cuda_completion *completion)
 {
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
-    if (!duty || !duty->finished) return;
-    if (ms_cuda_errand_is_open(queue)) ms_cuda_errand_record(queue, duty->finished);
-    else (void)ms_cuda_of(stream->engine)->cuda.event_record(duty->finished, queue->stream);
+    if (!completion || !completion->finished) return;
+    if (ms_cuda_host_task_is_open(queue)) ms_cuda_host_task_record(queue, completion->finished);
+    else (void)ms_cuda_of(stream->engine)->cuda.event_record(completion->finished, queue->stream);
 }

@@ -10,11 +10,11 @@ void ms_cuda_give_event(ms_cuda_device *self, ms_engine *engine, ms_cuda_event e
 /* NULL: there is no memory. */
 ms_cuda_note *ms_cuda_take_note(ms_cuda_device *self);
 void ms_cuda_give_note(ms_cuda_device *self, ms_cuda_note *note);
-/* A duty of number seq at the end of the list; NULL: no memory, and the stream has failed. */
-ms_cuda_duty *ms_cuda_add_duty(ms_stream *stream, uint64_t seq, uint32_t script);
-/* begin_times and end_times stand around the work of one launch: when the GPU started and finished
+/* A completion of number seq at the end of the list; NULL: no memory, and the stream has failed. */
+ms_cuda_completion *ms_cuda_add_completion(ms_stream *stream, uint64_t seq, uint32_t script);
+/* begin_times and end_times are around the work of one launch: when the GPU started and finished
  * it goes to launch->record. begin_times answers NULL where no trace is recorded. */
-ms_cuda_duty *ms_cuda_begin_times(ms_stream *stream, const ms_launch *launch);
-void ms_cuda_end_times(ms_stream *stream, const ms_cuda_duty *duty);
+ms_cuda_completion *ms_cuda_begin_times(ms_stream *stream, const ms_launch *launch);
+void ms_cuda_end_times(ms_stream *stream, const ms_cuda_completion *completion);
 
 #endif

@@ -1,7 +1,7 @@
-/* deferred.c: work that the host enqueues on a stream while an errand is out there (host_task.c),
+/* deferred.c: work that the host enqueues on a stream while a host task is out there (host_task.c),
  * or on a stream that waits for such a stream. The work is stored with its number, and put onto the
- * stream once the errand is over. So no function of the device's table waits for an errand, except
- * those whose purpose is to wait.
+ * stream once the host task is over. So no function of the device's table waits for a host task,
+ * except those whose purpose is to wait.
  *
  * Invariants
  * - The stored work of a stream is all that the host has enqueued there after `head`, in order.
@@ -19,12 +19,12 @@
 #include "exec/cuda/progress.h"
 #include "exec/stream.h"
 
-/* How often a host that waits for errands looks whether the GPU has stopped. */
+/* How often a host that waits for host tasks looks whether the GPU has stopped. */
 #define MS_LATER_LOOK_NS 20000000
 
 typedef enum later_kind { RUN, WAIT, MARK, COPY_IN, COPY_OUT, FAIL_IF, CALL } later_kind;
-struct ms_cuda_later {
-    ms_cuda_later *next;
+struct ms_cuda_deferred {
+    ms_cuda_deferred *next;
     later_kind kind;
     ms_launch launch; /* its arguments, or the bytes of a small copy, follow this struct */
     ms_wait wait;
@@ -36,9 +36,9 @@ struct ms_cuda_later {
     const char *message;
 };
 
-static void *bytes_of(ms_cuda_later *one) { return one + 1; }
+static void *bytes_of(ms_cuda_deferred *one) { return one + 1; }
 
-static uint64_t number_of(const ms_cuda_later *one)
+static uint64_t number_of(const ms_cuda_deferred *one)
 {
     return one->kind == WAIT ? one->wait.seq : one->launch.seq;
 }
@@ -49,16 +49,17 @@ static uint64_t number_of(const ms_cuda_later *one)
 static bool is_put(const ms_stream *asked, uint64_t seq)
 {
     ms_stream *stream = asked->engine->streams[asked->index];
-    return ms_cuda_queue_of(stream)->head >= seq && ms_cuda_errand_is_over(stream, seq);
+    return ms_cuda_queue_of(stream)->head >= seq && ms_cuda_host_task_is_over(stream, seq);
 }
 
 /* What comes next may be put onto the stream now; wait: NULL, or what comes next. */
 static bool is_free(ms_stream *stream, const ms_wait *wait)
 {
-    return ms_cuda_errand_is_over(stream, UINT64_MAX) && (!wait || is_put(wait->of, wait->of_seq));
+    return ms_cuda_host_task_is_over(stream, UINT64_MAX)
+           && (!wait || is_put(wait->of, wait->of_seq));
 }
 
-static void put(ms_stream *stream, ms_cuda_later *one)
+static void put(ms_stream *stream, ms_cuda_deferred *one)
 {
     const void *from = one->from ? one->from : bytes_of(one);
     one->launch.arguments = bytes_of(one);
@@ -78,11 +79,11 @@ static bool put_first(ms_stream *stream)
 {
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
     bool any = false;
-    for (ms_cuda_later *one = queue->later; one; one = queue->later) {
+    for (ms_cuda_deferred *one = queue->deferred; one; one = queue->deferred) {
         if (!is_free(stream, one->kind == WAIT ? &one->wait : NULL)) break;
-        queue->later = one->next;
-        if (!queue->later) queue->last_later = &queue->later;
-        ms_cuda_of(stream->engine)->later_count--;
+        queue->deferred = one->next;
+        if (!queue->deferred) queue->last_deferred = &queue->deferred;
+        ms_cuda_of(stream->engine)->deferred_count--;
         put(stream, one);
         ms_release(&stream->engine->context, one);
         any = true;
@@ -92,7 +93,7 @@ static bool put_first(ms_stream *stream)
 
 static void put_all(ms_engine *engine)
 {
-    bool any = ms_cuda_of(engine)->later_count > 0;
+    bool any = ms_cuda_of(engine)->deferred_count > 0;
     while (any) {
         any = false;
         for (uint16_t i = 0; i < engine->stream_count; i++)
@@ -126,7 +127,7 @@ void ms_cuda_put_until(ms_stream *stream, uint64_t seq)
 void ms_cuda_put_rest(ms_stream *stream)
 {
     const ms_cuda_queue *queue = ms_cuda_queue_of(stream);
-    const ms_cuda_later *last = queue->later;
+    const ms_cuda_deferred *last = queue->deferred;
     while (last && last->next) last = last->next;
     ms_cuda_put_until(stream, last ? number_of(last) : queue->head);
 }
@@ -134,34 +135,34 @@ void ms_cuda_put_rest(ms_stream *stream)
 /* ------------------------------------------------------------------------ later */
 
 /* NULL: it is for now. Where there is no memory to keep it, or enough is kept, the host waits. */
-static ms_cuda_later *keep(ms_stream *stream, uint64_t seq, later_kind kind, const ms_wait *wait,
-                           size_t bytes)
+static ms_cuda_deferred *keep(ms_stream *stream, uint64_t seq, later_kind kind, const ms_wait *wait,
+                              size_t bytes)
 {
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
     void *memory = NULL;
     put_all(stream->engine);
-    if (!queue->later && is_free(stream, wait)) return NULL;
-    uint64_t kept = queue->later ? seq - number_of(queue->later) : 0;
-    if (kept >= MS_STREAM_DEPTH
-        || ms_allocate(&stream->engine->context, sizeof(ms_cuda_later) + bytes, "stream",
+    if (!queue->deferred && is_free(stream, wait)) return NULL;
+    uint64_t captured = queue->deferred ? seq - number_of(queue->deferred) : 0;
+    if (captured >= MS_STREAM_DEPTH
+        || ms_allocate(&stream->engine->context, sizeof(ms_cuda_deferred) + bytes, "stream",
                        &memory)) {
         ms_cuda_put_until(stream, seq - 1);
         if (wait) ms_cuda_put_until(wait->of->engine->streams[wait->of->index], wait->of_seq);
         return NULL;
     }
-    ms_cuda_later *one = memory;
+    ms_cuda_deferred *one = memory;
     one->kind = kind;
     one->launch.seq = seq;
-    *queue->last_later = one;
-    queue->last_later = &one->next;
-    ms_cuda_of(stream->engine)->later_count++;
+    *queue->last_deferred = one;
+    queue->last_deferred = &one->next;
+    ms_cuda_of(stream->engine)->deferred_count++;
     return one;
 }
 
-static ms_cuda_later *keep_launch(ms_stream *stream, const ms_launch *launch, later_kind kind,
-                                  const void *with, size_t bytes)
+static ms_cuda_deferred *keep_launch(ms_stream *stream, const ms_launch *launch, later_kind kind,
+                                     const void *with, size_t bytes)
 {
-    ms_cuda_later *one = keep(stream, launch->seq, kind, NULL, bytes);
+    ms_cuda_deferred *one = keep(stream, launch->seq, kind, NULL, bytes);
     if (!one) return NULL;
     one->launch = *launch;
     one->launch.accesses = NULL;
@@ -178,14 +179,14 @@ void ms_cuda_run_in_turn(ms_stream *stream, const ms_launch *launch)
 
 void ms_cuda_wait_in_turn(ms_stream *stream, const ms_wait *wait)
 {
-    ms_cuda_later *one = keep(stream, wait->seq, WAIT, wait, 0);
+    ms_cuda_deferred *one = keep(stream, wait->seq, WAIT, wait, 0);
     if (one) one->wait = *wait;
     else ms_cuda_wait(stream, wait);
 }
 
 void ms_cuda_mark_in_turn(ms_stream *stream, uint64_t seq, ms_mark *mark)
 {
-    ms_cuda_later *one = keep(stream, seq, MARK, NULL, 0);
+    ms_cuda_deferred *one = keep(stream, seq, MARK, NULL, 0);
     if (one) one->mark = mark;
     else ms_cuda_mark(stream, seq, mark);
 }
@@ -194,7 +195,7 @@ void ms_cuda_copy_in_in_turn(ms_stream *stream, const ms_launch *launch, void *t
                              size_t bytes)
 {
     bool is_small = bytes <= MS_COPY_INLINE;
-    ms_cuda_later *one = keep_launch(stream, launch, COPY_IN, host, is_small ? bytes : 0);
+    ms_cuda_deferred *one = keep_launch(stream, launch, COPY_IN, host, is_small ? bytes : 0);
     if (!one) {
         ms_cuda_copy_in(stream, launch, to, host, bytes);
         return;
@@ -207,7 +208,7 @@ void ms_cuda_copy_in_in_turn(ms_stream *stream, const ms_launch *launch, void *t
 void ms_cuda_copy_out_in_turn(ms_stream *stream, const ms_launch *launch, void *host,
                               const void *from, size_t bytes)
 {
-    ms_cuda_later *one = keep_launch(stream, launch, COPY_OUT, NULL, 0);
+    ms_cuda_deferred *one = keep_launch(stream, launch, COPY_OUT, NULL, 0);
     if (!one) {
         ms_cuda_copy_out(stream, launch, host, from, bytes);
         return;
@@ -220,7 +221,7 @@ void ms_cuda_copy_out_in_turn(ms_stream *stream, const ms_launch *launch, void *
 void ms_cuda_fail_if_in_turn(ms_stream *stream, const ms_launch *launch, const float *flag,
                              const char *message)
 {
-    ms_cuda_later *one = keep_launch(stream, launch, FAIL_IF, NULL, 0);
+    ms_cuda_deferred *one = keep_launch(stream, launch, FAIL_IF, NULL, 0);
     if (!one) {
         ms_cuda_fail_if(stream, launch, flag, message);
         return;
@@ -231,7 +232,7 @@ void ms_cuda_fail_if_in_turn(ms_stream *stream, const ms_launch *launch, const f
 
 void ms_cuda_call_in_turn(ms_stream *stream, const ms_launch *launch, const ms_host_call *call)
 {
-    ms_cuda_later *one = keep_launch(stream, launch, CALL, NULL, 0);
+    ms_cuda_deferred *one = keep_launch(stream, launch, CALL, NULL, 0);
     if (one) one->call = *call;
     else ms_cuda_call(stream, launch, call);
 }

@@ -18,7 +18,7 @@ void ms_cuda_call_in_turn(ms_stream *stream, const ms_launch *launch, const ms_h
 bool ms_cuda_reached_in_turn(const ms_stream *stream, uint64_t seq);
 void ms_cuda_await_in_turn(ms_stream *stream, uint64_t seq);
 /* The host waits until all up to number seq, or all that was enqueued, is on the stream, and no
- * errand is out. */
+ * host task is out. */
 void ms_cuda_put_until(ms_stream *stream, uint64_t seq);
 void ms_cuda_put_rest(ms_stream *stream);
 

@@ -43,7 +43,7 @@ void ms_cuda_fail_with(ms_stream *stream, uint64_t seq, uint32_t script, const m
 void ms_cuda_fail_stream(ms_stream *stream, uint64_t seq, uint32_t script, ms_status status,
                          const char *format, ...)
 {
-    /* -1 stands for "does not apply". */
+    /* -1 represents "does not apply". */
     ms_error error = { .status = status, .rank = -1, .bucket = -1, .collective = -1 };
     va_list arguments;
     va_start(arguments, format);

@@ -4,7 +4,7 @@
 
 #include "exec/cuda/state.h"
 
-/* Makes the context current, which a host program may have changed: each function of the table
+/* Makes the context current, which the application may have changed: each function of the table
  * begins with it. */
 ms_cuda_device *ms_cuda_enter(const ms_engine *engine);
 /* The error of a call of the driver. */

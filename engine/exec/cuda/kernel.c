@@ -91,7 +91,7 @@ void ms_cuda_forget_kernels(ms_cuda_device *self, ms_context *context)
 
 static void check(ms_cuda_work *work, ms_cuda_result result)
 {
-    if (!work->chain) ms_cuda_check(work->stream, work->launch, result);
+    if (!work->replay) ms_cuda_check(work->stream, work->launch, result);
     work->has_failed |= result != MS_CUDA_SUCCESS;
 }
 
@@ -101,10 +101,10 @@ static ms_cuda_result put_kernel(ms_cuda_work *work, const ms_cuda_kernel_call *
                                  const void *arguments, size_t bytes)
 {
     ms_cuda_queue *queue = ms_cuda_queue_of(work->stream);
-    if (work->chain) return ms_cuda_chain_launch(work, call);
-    if (work->kept) return ms_cuda_kept_kernel(work, call);
-    if (ms_cuda_errand_is_open(queue)) {
-        ms_cuda_errand_launch(queue, call, arguments, bytes);
+    if (work->replay) return ms_cuda_replay_launch(work, call);
+    if (work->captured) return ms_cuda_captured_kernel(work, call);
+    if (ms_cuda_host_task_is_open(queue)) {
+        ms_cuda_host_task_launch(queue, call, arguments, bytes);
         return MS_CUDA_SUCCESS;
     }
     return ms_cuda_of(work->stream->engine)
@@ -145,15 +145,15 @@ void ms_cuda_clear(ms_cuda_work *work, void *address, size_t bytes)
 {
     ms_cuda_address at = (ms_cuda_address)(uintptr_t)address;
     if (work->has_failed || !bytes) return;
-    MS_ASSERT(!work->kept && !ms_cuda_errand_is_open(ms_cuda_queue_of(work->stream)));
-    if (work->chain && ms_cuda_chain_clear(work, at, bytes)) return;
+    MS_ASSERT(!work->captured && !ms_cuda_host_task_is_open(ms_cuda_queue_of(work->stream)));
+    if (work->replay && ms_cuda_replay_clear(work, at, bytes)) return;
     check(work, ms_cuda_zero(ms_cuda_of(work->stream->engine), address, bytes, work->on));
 }
 
 void ms_cuda_put(ms_cuda_work *work, void *to, const void *host, size_t bytes)
 {
     if (work->has_failed || !bytes) return;
-    MS_ASSERT(bytes <= MS_CUDA_PUT_MOST && !work->chain);
+    MS_ASSERT(bytes <= MS_CUDA_PUT_MOST && !work->replay);
     check(work, ms_cuda_copy_to(ms_cuda_of(work->stream->engine), to, host, bytes, work->on));
 }
 
@@ -198,8 +198,8 @@ void *ms_cuda_scratch(ms_cuda_work *work, size_t bytes)
     const ms_cuda_queue *queue = ms_cuda_queue_of(work->stream);
     ms_cuda_result result = MS_CUDA_SUCCESS;
     if (work->has_failed) return NULL;
-    if (work->chain) {
-        const ms_cuda_piece *piece = ms_cuda_chain_piece(work);
+    if (work->replay) {
+        const ms_cuda_piece *piece = ms_cuda_replay_piece(work);
         work->has_failed = !piece || bytes > piece->bytes;
         return work->has_failed ? NULL : (void *)(uintptr_t)piece->address;
     }
@@ -229,14 +229,15 @@ void ms_cuda_work_trace(ms_cuda_work *work, const char *name)
 bool ms_cuda_after(ms_cuda_work *work, ms_cuda_after_function function, void *user)
 {
     work->is_alone = true;
-    work->has_failed |= work->chain != NULL;
-    ms_cuda_duty *duty =
-        work->has_failed ? NULL
-                         : ms_cuda_add_duty(work->stream, work->launch->seq, work->launch->script);
-    work->has_failed = duty == NULL;
-    if (!duty) return false;
-    duty->after = function;
-    duty->user = user;
+    work->has_failed |= work->replay != NULL;
+    ms_cuda_completion *completion =
+        work->has_failed
+            ? NULL
+            : ms_cuda_add_completion(work->stream, work->launch->seq, work->launch->script);
+    work->has_failed = completion == NULL;
+    if (!completion) return false;
+    completion->after = function;
+    completion->user = user;
     return true;
 }
 
@@ -244,7 +245,7 @@ bool ms_cuda_after(ms_cuda_work *work, ms_cuda_after_function function, void *us
 static bool may_use_host(ms_cuda_work *work)
 {
     work->is_alone = true;
-    work->has_failed |= work->chain != NULL;
+    work->has_failed |= work->replay != NULL;
     return !work->has_failed;
 }
 
@@ -253,14 +254,14 @@ void ms_cuda_to_host(ms_cuda_work *work, void *host, const void *from, size_t by
     const ms_cuda_device *self = ms_cuda_of(work->stream->engine);
     ms_cuda_queue *queue = ms_cuda_queue_of(work->stream);
     if (!bytes || !may_use_host(work)) return;
-    if (!ms_cuda_errand_is_open(queue)) {
+    if (!ms_cuda_host_task_is_open(queue)) {
         check(work, ms_cuda_copy_from(self, host, from, bytes, work->on));
         return;
     }
     for (size_t done = 0, some; done < bytes; done += some) {
         const char *at = (const char *)from + done;
         some = ms_cuda_span(self, at, bytes - done);
-        ms_cuda_errand_copy(queue, (char *)host + done, at, some, false);
+        ms_cuda_host_task_copy(queue, (char *)host + done, at, some, false);
     }
 }
 
@@ -269,27 +270,27 @@ void ms_cuda_from_host(ms_cuda_work *work, void *to, const void *host, size_t by
     const ms_cuda_device *self = ms_cuda_of(work->stream->engine);
     ms_cuda_queue *queue = ms_cuda_queue_of(work->stream);
     if (!bytes || !may_use_host(work)) return;
-    if (!ms_cuda_errand_is_open(queue)) {
+    if (!ms_cuda_host_task_is_open(queue)) {
         check(work, ms_cuda_copy_to(self, to, host, bytes, work->on));
         return;
     }
     for (size_t done = 0, some; done < bytes; done += some) {
         char *at = (char *)to + done;
         some = ms_cuda_span(self, at, bytes - done);
-        ms_cuda_errand_copy(queue, at, (const char *)host + done, some, true);
+        ms_cuda_host_task_copy(queue, at, (const char *)host + done, some, true);
     }
 }
 
 void ms_cuda_on_host(ms_cuda_work *work, ms_host_function function, void *user)
 {
     if (may_use_host(work))
-        check(work, ms_cuda_errand_call(work->stream, work->launch, function, user));
+        check(work, ms_cuda_host_task_call(work->stream, work->launch, function, user));
 }
 
 void ms_cuda_finally(ms_cuda_work *work, void (*function)(void *user), void *user)
 {
     ms_cuda_queue *queue = ms_cuda_queue_of(work->stream);
-    if (ms_cuda_errand_is_open(queue)) ms_cuda_errand_finally(queue, function, user);
+    if (ms_cuda_host_task_is_open(queue)) ms_cuda_host_task_finally(queue, function, user);
     else function(user);
 }
 
@@ -303,7 +304,7 @@ ms_stream *ms_cuda_work_place(const ms_cuda_work *work, uint64_t *seq, uint32_t 
 ms_engine *ms_cuda_work_engine(const ms_cuda_work *work) { return work->stream->engine; }
 struct CUstream_st *ms_cuda_work_stream(ms_cuda_work *work)
 {
-    MS_ASSERT(!work->chain
+    MS_ASSERT(!work->replay
               || ((const ms_cuda_task *)(const void *)work->launch->task)->uses_library);
     return work->on;
 }
@@ -313,7 +314,7 @@ void ms_cuda_work_fail(ms_cuda_work *work, ms_status status, const char *format,
     char text[sizeof((ms_error *)0)->message];
     va_list arguments;
     work->has_failed = true;
-    if (work->chain) return;
+    if (work->replay) return;
     /* A library that finds a GPU which has stopped is not the cause. */
     ms_cuda_result stopped = ms_cuda_has_stopped(ms_cuda_of(work->stream->engine));
     if (stopped) {
@@ -329,6 +330,6 @@ void ms_cuda_work_fail(ms_cuda_work *work, ms_status status, const char *format,
 void ms_cuda_work_fail_with(ms_cuda_work *work, const ms_error *error)
 {
     work->has_failed = true;
-    if (work->chain) return;
+    if (work->replay) return;
     ms_cuda_fail_with(work->stream, work->launch->seq, work->launch->script, error);
 }

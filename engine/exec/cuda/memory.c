@@ -7,7 +7,7 @@
 
 static size_t round_up(size_t bytes, size_t grain) { return (bytes + grain - 1) / grain * grain; }
 
-/* Other processes cannot open it: ranks of a host exchange tensors by NCCL, or through memory of
+/* Other processes cannot open it: ranks of a node exchange tensors by NCCL, or through memory of
  * the host, and neither needs a handle; what NCCL would make of one is in
  * comm/transport/nccl/state.h. */
 static ms_cuda_allocation of_gpu(const ms_cuda_device *self)

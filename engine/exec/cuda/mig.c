@@ -24,7 +24,7 @@ static bool is_new(const char *visible, const char *entry, size_t bytes)
     return true;
 }
 
-uint32_t ms_gpu_slices(const char *visible)
+uint32_t ms_mig_slices(const char *visible)
 {
     uint32_t count = 0;
     size_t bytes;
@@ -35,7 +35,7 @@ uint32_t ms_gpu_slices(const char *visible)
     return count;
 }
 
-void ms_gpu_slice(const char *visible, uint32_t index, char *text, size_t size)
+void ms_mig_slice(const char *visible, uint32_t index, char *text, size_t size)
 {
     size_t bytes = 0;
     const char *entry = visible;

@@ -42,7 +42,7 @@ int32_t ms_cuda_node_of(const ms_os *os, const char *pci)
     return (int32_t)node;
 }
 
-bool ms_has_nodes(const ms_os *os)
+bool ms_has_numa_nodes(const ms_os *os)
 {
     ms_cores nodes;
     if (!os) os = ms_os_posix();
@@ -83,7 +83,7 @@ int32_t ms_gpu_cores(const ms_os *os, const ms_gpu *gpus, uint32_t count, ms_gpu
     ms_cores near, allowed;
     if (!os) os = ms_os_posix();
     int32_t node = gpus[rank.place % count].node;
-    if (node < 0 || !ms_has_nodes(os) || os->cores(os->user, &allowed)) return -1;
+    if (node < 0 || !ms_has_numa_nodes(os) || os->cores(os->user, &allowed)) return -1;
     if (rank.is_placed && was_chosen(os, &allowed)) return -1;
     snprintf(path, sizeof path, "/sys/devices/system/node/node%d/cpulist", (int)node);
     if (!read_cores(os, path, &near)) return -1;

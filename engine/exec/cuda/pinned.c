@@ -22,7 +22,7 @@ struct ms_cuda_pinned_block {
 };
 
 /* As many bytes are kept at most, of all sizes. It is above what the batches of some steps take
- * (256 images of 224 x 224 numbers are 154 MB), and little for a host that has a GPU. */
+ * (256 images of 224 x 224 numbers are 154 MB), and little for a machine that has a GPU. */
 #define KEPT_MOST ((size_t)512 << 20)
 
 /* So many bytes are read in one piece: on its way for longer than a call takes. */
@@ -131,7 +131,7 @@ static ms_cuda_result read_pieces(const ms_cuda_device *self, char *host, const 
 }
 
 /* On a stream of its own, which waits for no other. A caller's memory is not pinned: the driver's
- * own detour for it is slower. Where there is no pinned memory, it serves all the same. The streams
+ * own staging of it is slower. Where there is no pinned memory, it serves all the same. The streams
  * find an error of the GPU as well, but not before these bytes are used. */
 ms_status ms_cuda_read(ms_engine *engine, void *host, const void *from, size_t bytes)
 {

@@ -13,43 +13,44 @@
 #include "exec/cuda/replay.h"
 #include "exec/cuda/times.h"
 
-/* ------------------------------------------------------------------- duties */
+/* ------------------------------------------------------------------- completions */
 
 /* The end is counted from the task's own beginning, as a task is shorter than the time since the
  * anchor. */
-static void write_times(ms_cuda_device *self, ms_cuda_queue *queue, const ms_cuda_duty *duty)
+static void write_times(ms_cuda_device *self, ms_cuda_queue *queue,
+                        const ms_cuda_completion *completion)
 {
     int64_t ns = 0;
-    ms_trace_record *record = duty->record;
+    ms_trace_record *record = completion->record;
     if (!record) return;
-    if (!duty->started) {
+    if (!completion->started) {
         /* It was carried out with the task before it. */
         record->started_ns = record->finished_ns = queue->last_ns;
         return;
     }
-    record->started_ns = ms_cuda_time_of(self, duty->started);
-    if (record->started_ns && duty->finished
-        && ms_cuda_find_span(self, duty->started, duty->finished, &ns))
+    record->started_ns = ms_cuda_time_of(self, completion->started);
+    if (record->started_ns && completion->finished
+        && ms_cuda_find_span(self, completion->started, completion->finished, &ns))
         record->finished_ns = record->started_ns + (uint64_t)ns;
     queue->last_ns = record->finished_ns;
 }
 
 /* What the kernels of a task noted. */
-static void look_at_note(ms_stream *stream, const ms_cuda_duty *duty)
+static void look_at_note(ms_stream *stream, const ms_cuda_completion *completion)
 {
     char message[sizeof((ms_error *)0)->message];
-    if (!duty->task || duty->note->fault.at == MS_CUDA_NO_FAULT) return;
-    duty->task->explain(&duty->note->fault, message, sizeof message);
-    ms_cuda_fail_stream(stream, duty->seq, duty->script, MS_ERROR_ARGUMENT, "%s, in stream \"%s\"",
-                        message, ms_stream_name(stream));
+    if (!completion->task || completion->note->fault.at == MS_CUDA_NO_FAULT) return;
+    completion->task->explain(&completion->note->fault, message, sizeof message);
+    ms_cuda_fail_stream(stream, completion->seq, completion->script, MS_ERROR_ARGUMENT,
+                        "%s, in stream \"%s\"", message, ms_stream_name(stream));
 }
 
 /* What a task has asked for. */
-static void call_after(ms_stream *stream, const ms_cuda_duty *duty)
+static void call_after(ms_stream *stream, const ms_cuda_completion *completion)
 {
     ms_error error = { .rank = -1, .bucket = -1, .collective = -1 };
-    if (duty->after && duty->after(duty->user, &error))
-        ms_cuda_fail_with(stream, duty->seq, duty->script, &error);
+    if (completion->after && completion->after(completion->user, &error))
+        ms_cuda_fail_with(stream, completion->seq, completion->script, &error);
 }
 
 static void do_duties(ms_stream *stream)
@@ -57,22 +58,22 @@ static void do_duties(ms_stream *stream)
     ms_engine *engine = stream->engine;
     ms_cuda_device *self = ms_cuda_of(engine);
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
-    while (queue->duties && queue->duties->seq <= queue->done) {
-        ms_cuda_duty *duty = queue->duties;
-        queue->duties = duty->next;
-        if (!queue->duties) queue->last_duty = &queue->duties;
-        if (duty->of) {
+    while (queue->completions && queue->completions->seq <= queue->done) {
+        ms_cuda_completion *completion = queue->completions;
+        queue->completions = completion->next;
+        if (!queue->completions) queue->last_completion = &queue->completions;
+        if (completion->of) {
             /* It is reached; what its kernels noted has to be looked at first. */
-            (void)ms_cuda_reached(duty->of, duty->of_seq);
-            ms_cuda_fail_after(stream, duty->seq, duty->of, duty->of_seq);
+            (void)ms_cuda_reached(completion->of, completion->of_seq);
+            ms_cuda_fail_after(stream, completion->seq, completion->of, completion->of_seq);
         }
-        look_at_note(stream, duty);
-        call_after(stream, duty);
-        write_times(self, queue, duty);
-        if (duty->started) (void)self->cuda.event_destroy(duty->started);
-        if (duty->finished) (void)self->cuda.event_destroy(duty->finished);
-        ms_cuda_give_note(self, duty->note);
-        ms_release(&engine->context, duty);
+        look_at_note(stream, completion);
+        call_after(stream, completion);
+        write_times(self, queue, completion);
+        if (completion->started) (void)self->cuda.event_destroy(completion->started);
+        if (completion->finished) (void)self->cuda.event_destroy(completion->finished);
+        ms_cuda_give_note(self, completion->note);
+        ms_release(&engine->context, completion);
     }
 }
 
@@ -108,19 +109,20 @@ static void stop(ms_stream *stream, ms_cuda_result result)
         queue->first = (queue->first + 1) % MS_CUDA_POINTS;
         queue->count--;
     }
-    ms_cuda_drop_kept(stream);
+    ms_cuda_batch_drop(stream);
     queue->done = queue->head;
     do_duties(stream);
 }
 
 /* The first point that covers this number; one is made if there is none. NULL: the GPU has
- * stopped, or the number is reached. For a number before an errand there is one (ms_cuda_cover). */
+ * stopped, or the number is reached. For a number before a host task there is one (ms_cuda_cover).
+ */
 static ms_cuda_point *point_of(ms_stream *stream, uint64_t seq)
 {
     ms_cuda_device *self = ms_cuda_of(stream->engine);
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
     if (seq <= queue->done) return NULL;
-    ms_cuda_put_kept(stream);
+    ms_cuda_batch_put(stream);
     for (uint32_t i = 0; i < queue->count; i++)
         if (point_at(queue, i)->seq >= seq) return point_at(queue, i);
     ms_cuda_result result = MS_CUDA_SUCCESS;
@@ -197,10 +199,10 @@ void ms_cuda_wait(ms_stream *stream, const ms_wait *wait)
     ms_cuda_cut_at(stream->engine->streams[wait->of->index], wait->of_seq, NULL);
     ms_cuda_result result = put_wait(self, stream, wait);
     if (result) stop(stream, result);
-    ms_cuda_duty *duty = ms_cuda_add_duty(stream, wait->seq, 0);
-    if (duty) {
-        duty->of = wait->of;
-        duty->of_seq = wait->of_seq;
+    ms_cuda_completion *completion = ms_cuda_add_completion(stream, wait->seq, 0);
+    if (completion) {
+        completion->of = wait->of;
+        completion->of_seq = wait->of_seq;
     }
     ms_cuda_advance(stream, wait->seq);
 }
@@ -247,8 +249,8 @@ ms_status ms_cuda_queue_open(ms_stream *stream, void **state)
     ms_status status = ms_allocate(&engine->context, sizeof(ms_cuda_queue), "stream", &memory);
     if (status) return status;
     ms_cuda_queue *queue = memory;
-    queue->last_duty = &queue->duties;
-    queue->last_later = &queue->later;
+    queue->last_completion = &queue->completions;
+    queue->last_deferred = &queue->deferred;
     ms_cuda_result result = self->cuda.stream_create(&queue->stream, MS_CUDA_STREAM_NON_BLOCKING,
                                                      ms_cuda_priority(self, stream->priority));
     if (result) {
@@ -265,10 +267,10 @@ void ms_cuda_queue_close(ms_stream *stream, void *state)
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
     ms_cuda_await(stream, queue->head);
     while (queue->count > 0) pass(stream);
-    ms_cuda_chains_free(stream);
+    ms_cuda_replays_free(stream);
     ms_cuda_release_piece(stream->engine, queue->scratch);
-    ms_cuda_errands_close(stream, queue);
+    ms_cuda_host_tasks_close(stream, queue);
     (void)self->cuda.stream_destroy(queue->stream);
-    ms_release(&stream->engine->context, queue->together);
+    ms_release(&stream->engine->context, queue->batch);
     ms_release(&stream->engine->context, queue);
 }

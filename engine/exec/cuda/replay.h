@@ -16,10 +16,10 @@ void ms_cuda_learn(ms_stream *stream, ms_cuda_way way);
 void ms_cuda_cut(ms_stream *stream, const char *what);
 /* The same, if number seq is one of the log. */
 void ms_cuda_cut_at(ms_stream *stream, uint64_t seq, const char *what);
-void ms_cuda_chains_free(ms_stream *stream);
-/* In a task whose work has a chain: what the functions of task.h do then. */
-ms_cuda_result ms_cuda_chain_launch(ms_cuda_work *work, const ms_cuda_kernel_call *call);
-bool ms_cuda_chain_clear(ms_cuda_work *work, ms_cuda_address address, size_t bytes);
-ms_cuda_piece *ms_cuda_chain_piece(ms_cuda_work *work);
+void ms_cuda_replays_free(ms_stream *stream);
+/* In a task whose work has a replay: what the functions of task.h do then. */
+ms_cuda_result ms_cuda_replay_launch(ms_cuda_work *work, const ms_cuda_kernel_call *call);
+bool ms_cuda_replay_clear(ms_cuda_work *work, ms_cuda_address address, size_t bytes);
+ms_cuda_piece *ms_cuda_replay_piece(ms_cuda_work *work);
 
 #endif

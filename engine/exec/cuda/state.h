@@ -8,8 +8,9 @@
  *   an event when the host asks for a number, or when another stream waits for it. The event covers
  *   all numbers that were enqueued before. So most tasks cost one call of the driver.
  * - What the host must do after a number (release memory, look at what kernels noted, pass on the
- *   failure of a stream that was waited for, write down times) is in the stream's list of duties,
- * in the order of numbers. The host thread does it when it finds that the number is reached.
+ *   failure of a stream that was waited for, write down times) is in the stream's list of
+ * completions, in the order of numbers. The host thread does it when it finds that the number is
+ * reached.
  * - An error that the driver reports for work under way ends all work of the GPU in this process:
  *   every stream fails with it, and all numbers count as reached.
  * - Tasks that come again may be held (replay.c): they have numbers, and the driver has not seen
@@ -65,20 +66,20 @@ typedef struct ms_cuda_pinned {
     size_t bytes; /* of all */
 } ms_cuda_pinned;
 
-typedef struct ms_cuda_chain ms_cuda_chain;
+typedef struct ms_cuda_replay ms_cuda_replay;
 
-/* A task of a stream's log, or of a chain. */
-typedef struct ms_cuda_kept {
+/* A task of a stream's log, or of a replay. */
+typedef struct ms_cuda_logged_task {
     const ms_cuda_task *task;
     uint64_t seq;
     uint32_t script;
     uint32_t at;          /* of its arguments, in the log's bytes */
-    bool varies;          /* of a chain: its arguments have differed */
-    uint32_t node, nodes; /* of a chain: what it has put into the graph */
-    bool notes;           /* of a chain: its kernels may note something */
-} ms_cuda_kept;
+    bool varies;          /* of a replay: its arguments have differed */
+    uint32_t node, nodes; /* of a replay: what it has put into the graph */
+    bool notes;           /* of a replay: its kernels may note something */
+} ms_cuda_logged_task;
 typedef struct ms_cuda_log {
-    ms_cuda_kept *tasks;
+    ms_cuda_logged_task *tasks;
     char *bytes;
     size_t count, capacity, used, room;
 } ms_cuda_log;
@@ -117,21 +118,21 @@ typedef struct ms_cuda_device {
     uint64_t anchor_ns, anchored_ns;
     bool has_next_anchor;
     atomic_flag failing;      /* a thread reports a failure */
-    bool repeating, building; /* building: a chain is captured, on this stream */
+    bool repeating, building; /* building: a replay is captured, on this stream */
     ms_cuda_stream builder;
     ms_repeats repeats;
     char why_ended[MS_CUDA_WHY], why_differs[MS_CUDA_WHY];
     const char *differs; /* the name of a task; NULL: none has differed */
     uint32_t differs_script;
-    ms_bell bell;         /* rings when an errand is over */
-    uint32_t later_count; /* what all streams keep for later */
-    bool batches;         /* a batch is open: tasks may be put off */
-    bool blocks;          /* the host waits after each task: fatal.c */
+    ms_bell bell;            /* rings when a host task is over */
+    uint32_t deferred_count; /* what all streams keep for later */
+    bool batches;            /* a batch is open: tasks may be put off */
+    bool blocks;             /* the host waits after each task: fatal.c */
 } ms_cuda_device;
 
 /* What the host does after a number. */
-typedef struct ms_cuda_duty {
-    struct ms_cuda_duty *next;
+typedef struct ms_cuda_completion {
+    struct ms_cuda_completion *next;
     ms_stream *stream;
     uint64_t seq;
     uint32_t script;
@@ -149,13 +150,13 @@ typedef struct ms_cuda_duty {
     /* The times of a task. */
     ms_trace_record *record;
     ms_cuda_event started, finished;
-} ms_cuda_duty;
+} ms_cuda_completion;
 
 /* What the host has enqueued, and whose turn has not come: deferred.c. */
-typedef struct ms_cuda_later ms_cuda_later;
+typedef struct ms_cuda_deferred ms_cuda_deferred;
 
 /* The thread of a stream that calls functions of the host, and what it is to do: host_task.c. */
-typedef struct ms_cuda_errands ms_cuda_errands;
+typedef struct ms_cuda_host_tasks ms_cuda_host_tasks;
 
 typedef struct ms_cuda_point {
     uint64_t seq;
@@ -175,21 +176,21 @@ typedef struct ms_cuda_queue {
     ms_cuda_stream stream;
     ms_cuda_point points[MS_CUDA_POINTS]; /* ring, ascending numbers */
     uint32_t first, count;
-    uint64_t head; /* the last number that was carried out, or is an errand that has gone */
+    uint64_t head; /* the last number that was carried out, or is a host task that has gone */
     uint64_t done; /* the last one that is known to be reached */
-    ms_cuda_duty *duties, **last_duty;
-    ms_cuda_piece *scratch;             /* see ms_cuda_scratch; NULL: none */
-    ms_cuda_errands *errands;           /* NULL: none yet */
-    ms_cuda_later *later, **last_later; /* see deferred.c */
-    uint64_t last_ns;                   /* when the last task of a trace finished */
-    struct ms_cuda_together *together;  /* see batch.c; NULL until there is something */
-    uint64_t kept_from;                 /* the first number that is kept there; 0: none */
+    ms_cuda_completion *completions, **last_completion;
+    ms_cuda_piece *scratch;                      /* see ms_cuda_scratch; NULL: none */
+    ms_cuda_host_tasks *host_tasks;              /* NULL: none yet */
+    ms_cuda_deferred *deferred, **last_deferred; /* see deferred.c */
+    uint64_t last_ns;                            /* when the last task of a trace finished */
+    struct ms_cuda_single_graph *batch;          /* see batch.c; NULL until there is something */
+    uint64_t batched_from;                       /* the first number that is kept there; 0: none */
     /* See replay.c. */
-    ms_cuda_log log;       /* the tasks since the last cut, which end with `head` */
-    ms_cuda_chain *chain;  /* the one that begins with them: they are held. NULL: they are not */
-    ms_cuda_chain *chains; /* that are known */
-    ms_cuda_chain *last;   /* the one that was launched last */
-    size_t chain_count;
+    ms_cuda_log log;         /* the tasks since the last cut, which end with `head` */
+    ms_cuda_replay *replay;  /* the one that begins with them: they are held. NULL: they are not */
+    ms_cuda_replay *replays; /* that are known */
+    ms_cuda_replay *last;    /* the one that was launched last */
+    size_t replay_count;
     bool is_shared;                  /* others put work on it, between tasks: nothing is held */
     ms_cuda_past past[MS_CUDA_PAST]; /* task number n is at n % MS_CUDA_PAST */
 } ms_cuda_queue;
@@ -202,12 +203,12 @@ struct ms_cuda_work {
     bool has_failed;
     ms_cuda_stream on; /* what its work is put on */
     bool is_alone;     /* the host has a part in it: it is in no graph */
-    /* While a chain is captured, or gets new arguments: it, and the next of its nodes. Then a
-     * failure concerns the chain and not the stream. */
-    ms_cuda_chain *chain;
+    /* While a replay is captured, or gets new arguments: it, and the next of its nodes. Then a
+     * failure concerns the replay and not the stream. */
+    ms_cuda_replay *replay;
     /* Work that is kept, which is captured or gets new arguments: capture.c. */
-    ms_cuda_kept_work *kept;
-    uint32_t node;    /* of chain or kept */
+    ms_cuda_captured_work *captured;
+    uint32_t node;    /* of replay or kept */
     bool captures;    /* kept */
     bool is_launched; /* as a graph of its own */
 };
@@ -216,8 +217,8 @@ static inline ms_cuda_device *ms_cuda_of(const ms_engine *engine) { return engin
 /* The last number that the driver has seen: what is held or kept comes after it. */
 static inline uint64_t ms_cuda_given(const ms_cuda_queue *queue)
 {
-    if (queue->chain) return queue->log.tasks[0].seq - 1;
-    return queue->kept_from ? queue->kept_from - 1 : queue->head;
+    if (queue->replay) return queue->log.tasks[0].seq - 1;
+    return queue->batched_from ? queue->batched_from - 1 : queue->head;
 }
 static inline ms_cuda_queue *ms_cuda_queue_of(const ms_stream *stream)
 {

@@ -17,7 +17,7 @@
 
 struct CUstream_st;
 
-/* One kernel: a const object, whose address stands for it. */
+/* One kernel: a const object, whose address represents it. */
 typedef struct ms_cuda_kernel {
     const unsigned char *image; /* as cuModuleLoadData takes it; empty: see ms_cuda_no_image */
     const char *name;           /* in the image */
@@ -53,7 +53,7 @@ typedef struct ms_cuda_task {
     /* NULL, or the task can be carried out together with others that have the same function
      * (ms_engine_batch): at most MS_CUDA_BATCH, among whose work there is no order. `joins`:
      * whether that may be so for one more. Their kernels find no faults. */
-    void (*together)(ms_cuda_work *work, const void *const *arguments, uint32_t count);
+    void (*batch)(ms_cuda_work *work, const void *const *arguments, uint32_t count);
     bool (*joins)(const void *const *arguments, uint32_t count, const void *next);
 } ms_cuda_task;
 
@@ -94,21 +94,21 @@ void ms_cuda_on_host(ms_cuda_work *work, ms_host_function function, void *user);
  * thread. After ms_cuda_on_host, once for each task. */
 void ms_cuda_finally(ms_cuda_work *work, void (*function)(void *user), void *user);
 /* Work of a task that is captured once, and launched again as a graph of its own. Between
- * ms_cuda_keep_begin and _end what the task puts onto its stream is captured and not carried out:
- * 4 kernels at most, and what a library puts there. Later executions launch the same kernels in the
- * same order between ms_cuda_keep_again and _launch, which gives them new arguments; what is a
- * library's stays as it was. ms_cuda_keep_launch carries it out. false, NULL: the stream has
- * failed. */
-typedef struct ms_cuda_kept_work ms_cuda_kept_work;
-bool ms_cuda_keep_begin(ms_cuda_work *work);
-ms_cuda_kept_work *ms_cuda_keep_end(ms_cuda_work *work);
-void ms_cuda_keep_again(ms_cuda_work *work, ms_cuda_kept_work *kept);
-void ms_cuda_keep_launch(ms_cuda_work *work);
+ * ms_cuda_work_capture_begin and _end what the task puts onto its stream is captured and not
+ * carried out: 4 kernels at most, and what a library puts there. Later executions launch the same
+ * kernels in the same order between ms_cuda_work_update and _launch, which gives them new
+ * arguments; what is a library's stays as it was. ms_cuda_work_launch carries it out. false, NULL:
+ * the stream has failed. */
+typedef struct ms_cuda_captured_work ms_cuda_captured_work;
+bool ms_cuda_work_capture_begin(ms_cuda_work *work);
+ms_cuda_captured_work *ms_cuda_work_capture_end(ms_cuda_work *work);
+void ms_cuda_work_update(ms_cuda_work *work, ms_cuda_captured_work *captured);
+void ms_cuda_work_launch(ms_cuda_work *work);
 /* Gives back what the driver has, on any thread, also while or after the engine is freed; launches
  * that are under way end all the same. Afterwards it cannot be launched. */
-void ms_cuda_kept_work_drop(ms_cuda_kept_work *kept);
+void ms_cuda_captured_work_drop(ms_cuda_captured_work *captured);
 /* On the host thread, after it was dropped. */
-void ms_cuda_kept_work_free(ms_engine *engine, ms_cuda_kept_work *kept);
+void ms_cuda_captured_work_free(ms_engine *engine, ms_cuda_captured_work *captured);
 /* The number that this execution has in its stream, and the script line that enqueued it. */
 ms_stream *ms_cuda_work_place(const ms_cuda_work *work, uint64_t *seq, uint32_t *script);
 /* For calls of libraries, in a task that uses_library. */

@@ -5,7 +5,7 @@
 #include "hook/links.h"
 
 /* All of a hybrid bucket's reduction, with link->options.between links between its halves. */
-ms_status ms_between_reduce(const ms_link *link, ms_bucket *bucket, ms_reduce_op op,
-                            ms_tensor **out);
+ms_status ms_hybrid_reduce(const ms_link *link, ms_bucket *bucket, ms_reduce_op op,
+                           ms_tensor **out);
 
 #endif

@@ -1,28 +1,29 @@
 /* nan_check.c: looks for infinities and NaN in each rank's numbers and in the result, over all
  * buckets of a pass. With the last bucket all ranks learn whether any rank has seen one: the
  * state's "bad" is then above 0, which optimizers read (or the check fails with an error). */
-#include "hook/work.h"
+#include "hook/link_ops.h"
 
 #include "hook/links.h"
 #include "tensor/op.h"
 
 /* bad = max(bad, 1 if t has an infinity or NaN). The flag stays on the device: reading it here
  * would make the host wait in every bucket. */
-static void look(ms_work *w, ms_tensor *t, ms_tensor *bad)
+static void look(ms_link_ops *w, ms_tensor *t, ms_tensor *bad)
 {
-    ms_tensor *each = ms_work_apply(w, &ms_op_is_finite, 0, t, NULL),
-              *all = ms_work_apply(w, &ms_op_every, 0, each, NULL);
-    ms_tensor *other = ms_work_apply(w, &ms_op_rsub_scalar, 1, ms_work_cast(w, all, MS_F32), NULL);
-    ms_work_change(w, &ms_op_maximum, 0, bad, other);
+    ms_tensor *each = ms_link_ops_apply(w, &ms_op_is_finite, 0, t, NULL),
+              *all = ms_link_ops_apply(w, &ms_op_every, 0, each, NULL);
+    ms_tensor *other =
+        ms_link_ops_apply(w, &ms_op_rsub_scalar, 1, ms_link_ops_cast(w, all, MS_F32), NULL);
+    ms_link_ops_change(w, &ms_op_maximum, 0, bad, other);
 }
 
 /* One number for the whole pass, kept in the state so that all buckets share it. It is made of
  * zeros at its first use. */
-static ms_tensor *flag(ms_work *w)
+static ms_tensor *flag(ms_link_ops *w)
 {
     ms_tensor *bad = NULL;
     if (!w->status) w->status = ms_link_state_shared(w->link->state, "bad", 1, NULL, &bad);
-    return ms_work_own(w, bad);
+    return ms_link_ops_own(w, bad);
 }
 
 /* The first bucket of a pass clears the flag, unless results are added to those of earlier passes.
@@ -30,11 +31,11 @@ static ms_tensor *flag(ms_work *w)
  * reduction, because a minimum or a compressing link may hide a NaN. */
 ms_status ms_nan_check_encode(const ms_link *link, ms_bucket *bucket)
 {
-    ms_work w = { .link = link, .bucket = bucket };
+    ms_link_ops w = { .link = link, .bucket = bucket };
     ms_tensor *bad = flag(&w);
-    if (bucket->index == 0 && !bucket->continues) ms_work_change(&w, &ms_op_fill, 0, bad, NULL);
+    if (bucket->index == 0 && !bucket->continues) ms_link_ops_change(&w, &ms_op_fill, 0, bad, NULL);
     look(&w, bucket->buffer, bad);
-    return ms_work_end(&w);
+    return ms_link_ops_end(&w);
 }
 
 /* The ranks compare their flags once for each pass, with the last bucket, so that all of them skip
@@ -44,7 +45,7 @@ ms_status ms_nan_check_decode(const ms_link *link, ms_bucket *bucket, ms_tensor 
                               ms_tensor *reduced, ms_tensor **out)
 {
     (void)before;
-    ms_work w = { .link = link, .bucket = bucket };
+    ms_link_ops w = { .link = link, .bucket = bucket };
     ms_tensor *bad = flag(&w);
     look(&w, reduced, bad);
     if (bucket->is_last && !w.status)
@@ -57,7 +58,7 @@ ms_status ms_nan_check_decode(const ms_link *link, ms_bucket *bucket, ms_tensor 
                               ms_tensor_storage(bad), (size_t)ms_tensor_offset(bad) * sizeof(float),
                               "gradients are inf or nan (hooks.nan_check)");
     }
-    ms_status status = ms_work_end(&w);
+    ms_status status = ms_link_ops_end(&w);
     if (!status) *out = ms_tensor_retain(reduced);
     return status;
 }

@@ -5,7 +5,7 @@
  * over ranks of M' P; the result is P Q', the residual M - P Q'. Q is the next iteration's start.
  * Work is in f32; P, Q and matrices that are not compressed travel in the buffer's dtype, P then
  * divided by the number of ranks so that f16 holds it. */
-#include "hook/work.h"
+#include "hook/link_ops.h"
 
 #include <math.h>
 
@@ -27,7 +27,7 @@ typedef struct matrix {
  * to the work. lengths and fresh are what ms_link_state_tensor asks for: one entry for each
  * parameter of the bucket. */
 typedef struct call {
-    ms_work *work;
+    ms_link_ops *work;
     const ms_link_options *options;
     matrix *matrices;
     int64_t *lengths; /* room for one number for each parameter */
@@ -87,7 +87,7 @@ static void choose(call *c)
         after += x.compressed ? (x.n + x.m) * x.r : x.n * x.m;
     }
     ms_link_state_compressed(c->work->link->state, offset, after);
-    c->wide = ms_work_cast(c->work, bucket->buffer, MS_F32);
+    c->wide = ms_link_ops_cast(c->work, bucket->buffer, MS_F32);
 }
 
 /* The whole bucket as one square matrix, padded with zeros: fewer and larger products, at the price
@@ -95,17 +95,17 @@ static void choose(call *c)
  * may be rounded down. */
 static void choose_square(call *c)
 {
-    ms_work *w = c->work;
+    ms_link_ops *w = c->work;
     int64_t count = ms_bucket_numbers(w->bucket), side = (int64_t)ceil(sqrt((double)count));
     while (side * side < count) side++;
     int64_t rank = c->options->powersgd.rank, r = rank < side ? rank : side;
     c->count = 1;
     add_matrix(c, 0, (matrix){ .n = side, .m = side, .r = r, .compressed = true });
     ms_link_state_compressed(w->link->state, count, 2 * side * r);
-    c->wide = ms_work_scratch(w, side * side);
-    ms_work_change(w, &ms_op_fill, 0, c->wide, NULL);
-    ms_work_copy(w, ms_work_view(w, w->bucket->buffer, 0, count, 0),
-                 ms_work_view(w, c->wide, 0, count, 0));
+    c->wide = ms_link_ops_scratch(w, side * side);
+    ms_link_ops_change(w, &ms_op_fill, 0, c->wide, NULL);
+    ms_link_ops_copy(w, ms_link_ops_view(w, w->bucket->buffer, 0, count, 0),
+                     ms_link_ops_view(w, c->wide, 0, count, 0));
 }
 
 /* -------------------------------------------------------------------- state */
@@ -119,7 +119,7 @@ static int64_t q_numbers(const matrix *x) { return x->m * x->r; }
  * gradients, each with its parameter and the rest with the last one. */
 static ms_tensor *get_state(call *c, const char *name, int64_t (*per)(const matrix *))
 {
-    ms_work *w = c->work;
+    ms_link_ops *w = c->work;
     const ms_bucket *bucket = w->bucket;
     /* In the square form no matrix belongs to a parameter, so the lengths are all set below. */
     bool square = c->options->powersgd.batched;
@@ -136,11 +136,11 @@ static ms_tensor *get_state(call *c, const char *name, int64_t (*per)(const matr
     if (!w->status)
         w->status =
             ms_link_state_tensor(w->link->state, bucket, name, c->lengths, c->fresh, &state);
-    return ms_work_own(w, state);
+    return ms_link_ops_own(w, state);
 }
 
 /* With warm_start Q is the state, and this iteration's Q replaces it in place. Otherwise it is
- * drawn anew in every iteration. */
+ * drawn again in every iteration. */
 static void take_q(call *c)
 {
     if (c->options->powersgd.warm_start) {
@@ -148,7 +148,7 @@ static void take_q(call *c)
         return;
     }
     for (uint32_t i = 0; i < c->work->bucket->count; i++) c->fresh[i] = true;
-    c->q = ms_work_scratch(c->work, c->q_count);
+    c->q = ms_link_ops_scratch(c->work, c->q_count);
 }
 
 /* ----------------------------------------------------------- what travels */
@@ -156,17 +156,18 @@ static void take_q(call *c)
 /* Sums t over ranks in the buffer's dtype, each rank's numbers times factor. t is f32 and is copied
  * to the wire's dtype and back; every rank gets the same bits, which Q needs, because the next
  * iteration starts from it on all ranks. */
-static void add_up(ms_work *w, ms_tensor *t, double factor)
+static void add_up(ms_link_ops *w, ms_tensor *t, double factor)
 {
     ms_tensor *wire = NULL;
     ms_collective sum = { .kind = MS_ALL_REDUCE, .op = MS_REDUCE_OP_PREMUL_SUM, .factor = factor };
-    ms_work one = ms_work_inner(w);
+    ms_link_ops one = ms_link_ops_inner(w);
     if (!one.status)
-        one.status = ms_link_wire(ms_work_group(w), t, ms_tensor_dtype(w->bucket->buffer), &wire);
-    sum.in = ms_work_own(&one, wire);
-    if (!one.status) one.status = ms_link_collective(w->bucket, ms_work_group(w), sum);
-    ms_work_copy(&one, wire, t);
-    w->status = ms_work_end(&one);
+        one.status =
+            ms_link_wire(ms_link_ops_group(w), t, ms_tensor_dtype(w->bucket->buffer), &wire);
+    sum.in = ms_link_ops_own(&one, wire);
+    if (!one.status) one.status = ms_link_collective(w->bucket, ms_link_ops_group(w), sum);
+    ms_link_ops_copy(&one, wire, t);
+    w->status = ms_link_ops_end(&one);
 }
 
 /* Copies the matrices that are not compressed into rest, one after another, or back. */
@@ -177,12 +178,12 @@ static void copy_rest(call *c, ms_tensor *rest, bool back)
         const matrix *x = &c->matrices[i];
         int64_t count = numbers(x);
         if (x->compressed || count == 0) continue;
-        ms_work one = ms_work_inner(c->work);
-        ms_tensor *own = ms_work_view(&one, c->wide, x->offset, count, 0);
-        ms_tensor *packed = ms_work_view(&one, rest, at, count, 0);
-        if (back) ms_work_copy(&one, packed, own);
-        else ms_work_copy(&one, own, packed);
-        c->work->status = ms_work_end(&one);
+        ms_link_ops one = ms_link_ops_inner(c->work);
+        ms_tensor *own = ms_link_ops_view(&one, c->wide, x->offset, count, 0);
+        ms_tensor *packed = ms_link_ops_view(&one, rest, at, count, 0);
+        if (back) ms_link_ops_copy(&one, packed, own);
+        else ms_link_ops_copy(&one, own, packed);
+        c->work->status = ms_link_ops_end(&one);
         at += count;
     }
 }
@@ -192,7 +193,7 @@ static void copy_rest(call *c, ms_tensor *rest, bool back)
 static void reduce_rest(call *c)
 {
     if (c->rest_count == 0) return;
-    ms_tensor *rest = ms_work_scratch(c->work, c->rest_count);
+    ms_tensor *rest = ms_link_ops_scratch(c->work, c->rest_count);
     copy_rest(c, rest, false);
     add_up(c->work, rest, ms_link_share(c->work->link, c->work->bucket));
     copy_rest(c, rest, true);
@@ -202,7 +203,7 @@ static void reduce_rest(call *c)
 
 /* What is done for each compressed matrix, with a work of its own, so that tensors are released
  * after each. */
-typedef void step(ms_work *w, call *c, const matrix *x, uint32_t index);
+typedef void step(ms_link_ops *w, call *c, const matrix *x, uint32_t index);
 
 /* The products of one matrix do not depend on another, so the order is free; it is fixed so that
  * runs repeat. */
@@ -210,66 +211,66 @@ static void each_matrix(call *c, step *f)
 {
     for (uint32_t i = 0; i < c->count && !c->work->status; i++) {
         if (!c->matrices[i].compressed) continue;
-        ms_work one = ms_work_inner(c->work);
+        ms_link_ops one = ms_link_ops_inner(c->work);
         f(&one, c, &c->matrices[i], i);
-        c->work->status = ms_work_end(&one);
+        c->work->status = ms_link_ops_end(&one);
     }
 }
 
 /* Views of the tensors that hold all matrices: M [n, m], P [n, r] and Q [m, r]. */
-static ms_tensor *m_of(ms_work *w, const call *c, const matrix *x)
+static ms_tensor *m_of(ms_link_ops *w, const call *c, const matrix *x)
 {
-    return ms_work_view(w, c->wide, x->offset, x->n, x->m);
+    return ms_link_ops_view(w, c->wide, x->offset, x->n, x->m);
 }
-static ms_tensor *p_of(ms_work *w, const call *c, const matrix *x)
+static ms_tensor *p_of(ms_link_ops *w, const call *c, const matrix *x)
 {
-    return ms_work_view(w, c->p, x->p_at, x->n, x->r);
+    return ms_link_ops_view(w, c->p, x->p_at, x->n, x->r);
 }
-static ms_tensor *q_of(ms_work *w, const call *c, const matrix *x)
+static ms_tensor *q_of(ms_link_ops *w, const call *c, const matrix *x)
 {
-    return ms_work_view(w, c->q, x->q_at, x->m, x->r);
+    return ms_link_ops_view(w, c->q, x->q_at, x->m, x->r);
 }
 
 /* The columns of t, in place; eps is added to each column's norm. Every rank does this on the same
  * bits and with a fixed order of sums, so the results agree without another message. */
-static void orthonormalize(ms_work *w, const call *c, ms_tensor *t)
+static void orthonormalize(ms_link_ops *w, const call *c, ms_tensor *t)
 {
     const ms_attributes attributes = { .norm = { .eps = c->options->powersgd.eps } };
-    ms_work_operator(w, &ms_op_orthonormalize, attributes, true, &t, 1, NULL);
+    ms_link_ops_operator(w, &ms_op_orthonormalize, attributes, true, &t, 1, NULL);
 }
 
 /* out = a b, rounded to dtype on the way. */
-static void multiply(ms_work *w, ms_tensor *a, ms_tensor *b, ms_dtype dtype, ms_tensor *out)
+static void multiply(ms_link_ops *w, ms_tensor *a, ms_tensor *b, ms_dtype dtype, ms_tensor *out)
 {
-    ms_tensor *product = ms_work_apply(w, &ms_op_matmul, 0, a, b);
-    ms_work_copy(w, ms_work_cast(w, product, dtype), out);
+    ms_tensor *product = ms_link_ops_apply(w, &ms_op_matmul, 0, a, b);
+    ms_link_ops_copy(w, ms_link_ops_cast(w, product, dtype), out);
 }
 
 /* M = gradient + residual. The residual keeps M until make_m subtracts what was sent. It adds only
  * this rank's own: residuals are never exchanged. */
-static void add_residual(ms_work *w, call *c, const matrix *x, uint32_t index)
+static void add_residual(ms_link_ops *w, call *c, const matrix *x, uint32_t index)
 {
     (void)index;
     ms_tensor *m = m_of(w, c, x);
-    ms_tensor *residual = ms_work_view(w, c->residual, x->residual_at, x->n, x->m);
-    ms_work_change(w, &ms_op_add, 1, residual, m);
-    ms_work_copy(w, residual, m);
+    ms_tensor *residual = ms_link_ops_view(w, c->residual, x->residual_at, x->n, x->m);
+    ms_link_ops_change(w, &ms_op_add, 1, residual, m);
+    ms_link_ops_copy(w, residual, m);
 }
 
 /* Random numbers, the same on every rank: the seed depends on the option, the iteration, the bucket
  * and the matrix, never on the rank. Ranks with different Q would add up products in different
  * bases. */
-static void draw(ms_work *w, uint32_t index, ms_tensor *q)
+static void draw(ms_link_ops *w, uint32_t index, ms_tensor *q)
 {
     uint64_t seed = (uint64_t)w->link->options.powersgd.seed
                     + ((uint64_t)ms_link_state_iteration(w->link->state) << 32)
                     + ((uint64_t)w->bucket->index << 16) + index;
     const ms_attributes attributes = { .random = { .random = { .seed = seed }, .b = 1 } };
-    ms_work_operator(w, &ms_op_normal, attributes, true, &q, 1, NULL);
+    ms_link_ops_operator(w, &ms_op_normal, attributes, true, &q, 1, NULL);
 }
 
 /* P = M Q for this rank's M, with orthonormal Q. */
-static void make_p(ms_work *w, call *c, const matrix *x, uint32_t index)
+static void make_p(ms_link_ops *w, call *c, const matrix *x, uint32_t index)
 {
     ms_tensor *q = q_of(w, c, x);
     if (c->fresh[index]) draw(w, index, q);
@@ -279,42 +280,43 @@ static void make_p(ms_work *w, call *c, const matrix *x, uint32_t index)
 
 /* P is now the sum over the ranks; its columns are made orthonormal on each rank from the same
  * bits, so P need not travel again. Q = M' P. */
-static void make_q(ms_work *w, call *c, const matrix *x, uint32_t index)
+static void make_q(ms_link_ops *w, call *c, const matrix *x, uint32_t index)
 {
     (void)index;
     ms_tensor *p = p_of(w, c, x);
     orthonormalize(w, c, p);
-    multiply(w, ms_work_transposed(w, c->wide, x->offset, x->n, x->m), p, MS_F32, q_of(w, c, x));
+    multiply(w, ms_link_ops_transposed(w, c->wide, x->offset, x->n, x->m), p, MS_F32,
+             q_of(w, c, x));
 }
 
 /* A column of Q is zero, or not finite, where all gradients were, and would stay so for ever: the
  * next iteration then starts from what this one started from. */
-static void keep_start(ms_work *w, const call *c, const matrix *x)
+static void keep_start(ms_link_ops *w, const call *c, const matrix *x)
 {
     const ms_attributes columns = { .reduce = { .dim = 0, .keep = true, .p = 2 } };
-    ms_tensor *q = q_of(w, c, x), *start = ms_work_view(w, c->start, x->q_at, x->m, x->r);
-    ms_tensor *norms = ms_work_operator(w, &ms_op_norm, columns, false, &q, 1, NULL);
-    ms_tensor *zero = ms_work_apply(w, &ms_op_eq_scalar, 0, norms, NULL);
-    ms_tensor *finite = ms_work_apply(w, &ms_op_is_finite, 0, norms, NULL);
+    ms_tensor *q = q_of(w, c, x), *start = ms_link_ops_view(w, c->start, x->q_at, x->m, x->r);
+    ms_tensor *norms = ms_link_ops_operator(w, &ms_op_norm, columns, false, &q, 1, NULL);
+    ms_tensor *zero = ms_link_ops_apply(w, &ms_op_eq_scalar, 0, norms, NULL);
+    ms_tensor *finite = ms_link_ops_apply(w, &ms_op_is_finite, 0, norms, NULL);
     ms_tensor *inputs[] = { zero, start, q };
     ms_tensor *good =
-        ms_work_operator(w, &ms_op_where, (ms_attributes){ 0 }, false, inputs, 3, NULL);
+        ms_link_ops_operator(w, &ms_op_where, (ms_attributes){ 0 }, false, inputs, 3, NULL);
     ms_tensor *others[] = { finite, good, start };
-    ms_work_copy(w, ms_work_operator(w, &ms_op_where, (ms_attributes){ 0 }, false, others, 3, NULL),
-                 q);
+    ms_link_ops_copy(
+        w, ms_link_ops_operator(w, &ms_op_where, (ms_attributes){ 0 }, false, others, 3, NULL), q);
 }
 
 /* M = P Q', rounded as the bucket's dtype will have it, so that the residual has this loss too;
  * then residual = (gradient + residual) - M. */
-static void make_m(ms_work *w, call *c, const matrix *x, uint32_t index)
+static void make_m(ms_link_ops *w, call *c, const matrix *x, uint32_t index)
 {
     (void)index;
     ms_tensor *m = m_of(w, c, x);
-    multiply(w, p_of(w, c, x), ms_work_transposed(w, c->q, x->q_at, x->m, x->r),
+    multiply(w, p_of(w, c, x), ms_link_ops_transposed(w, c->q, x->q_at, x->m, x->r),
              ms_tensor_dtype(w->bucket->buffer), m);
     if (c->residual) {
-        ms_tensor *residual = ms_work_view(w, c->residual, x->residual_at, x->n, x->m);
-        ms_work_change(w, &ms_op_sub, 1, residual, m);
+        ms_tensor *residual = ms_link_ops_view(w, c->residual, x->residual_at, x->n, x->m);
+        ms_link_ops_change(w, &ms_op_sub, 1, residual, m);
         if (!w->status) w->status = ms_link_keep_finite(residual);
     }
     if (c->start) keep_start(w, c, x);
@@ -322,13 +324,13 @@ static void make_m(ms_work *w, call *c, const matrix *x, uint32_t index)
 
 /* For error_feedback before this link, where this link keeps no residual: the products are what the
  * others receive. */
-static void report_products(ms_work *w, call *c, const matrix *x, uint32_t index)
+static void report_products(ms_link_ops *w, call *c, const matrix *x, uint32_t index)
 {
     (void)index;
     int64_t count = numbers(x), left = ms_bucket_numbers(w->bucket) - x->offset;
     if (count > left) count = left;
-    ms_work_copy(w, ms_work_view(w, c->wide, x->offset, count, 0),
-                 ms_work_view(w, w->bucket->sent, x->offset, count, 0));
+    ms_link_ops_copy(w, ms_link_ops_view(w, c->wide, x->offset, count, 0),
+                     ms_link_ops_view(w, w->bucket->sent, x->offset, count, 0));
 }
 
 /* The order of collectives is the same on all ranks, as it depends on shapes and options alone: the
@@ -336,7 +338,7 @@ static void report_products(ms_work *w, call *c, const matrix *x, uint32_t index
  * factor out again. `start` is copied after make_p, which makes Q orthonormal or draws it. */
 static void compress(call *c)
 {
-    ms_work *w = c->work;
+    ms_link_ops *w = c->work;
     double share = ms_link_share(w->link, w->bucket);
     bool wide = ms_tensor_dtype(w->bucket->buffer) == MS_F32;
     if (c->options->powersgd.error_feedback) {
@@ -346,9 +348,9 @@ static void compress(call *c)
     reduce_rest(c);
     if (c->p_count == 0) return;
     take_q(c);
-    c->p = ms_work_scratch(w, c->p_count);
+    c->p = ms_link_ops_scratch(w, c->p_count);
     each_matrix(c, make_p);
-    if (c->options->powersgd.warm_start) c->start = ms_work_copy_of(w, c->q);
+    if (c->options->powersgd.warm_start) c->start = ms_link_ops_copy_of(w, c->q);
     add_up(w, c->p, wide ? 1 : share);
     each_matrix(c, make_q);
     add_up(w, c->q, share);
@@ -359,7 +361,7 @@ static void compress(call *c)
 
 /* `wide` is another tensor than the buffer in 16 bits and in the square form; the result is copied
  * back then. */
-static ms_status run(ms_work *w, call *c)
+static ms_status run(ms_link_ops *w, call *c)
 {
     ms_bucket *bucket = w->bucket;
     int64_t count = ms_bucket_numbers(bucket);
@@ -371,9 +373,9 @@ static ms_status run(ms_work *w, call *c)
     if (!w->status) compress(c);
     if (reports && !c->options->powersgd.error_feedback) each_matrix(c, report_products);
     if (c->wide != bucket->buffer)
-        ms_work_copy(w, ms_work_view(w, c->wide, 0, count, 0),
-                     ms_work_view(w, bucket->buffer, 0, count, 0));
-    return ms_work_end(w);
+        ms_link_ops_copy(w, ms_link_ops_view(w, c->wide, 0, count, 0),
+                         ms_link_ops_view(w, bucket->buffer, 0, count, 0));
+    return ms_link_ops_end(w);
 }
 
 /* Logs how much was sent, after an iteration's last bucket, on one rank. The counts are of this
@@ -396,7 +398,7 @@ static void log_compression(const ms_link *link, const ms_bucket *bucket)
 static ms_status reduce_compressed(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 {
     ms_context *context = ms_engine_context(bucket->engine);
-    ms_work w = { .link = link, .bucket = bucket };
+    ms_link_ops w = { .link = link, .bucket = bucket };
     call c = { .work = &w, .options = &link->options, .count = bucket->count };
     void *memory = NULL;
     size_t bytes = bucket->count * (sizeof(matrix) + sizeof(int64_t) + sizeof(bool));

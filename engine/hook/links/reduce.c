@@ -3,7 +3,7 @@
 
 #include "hook/links/hybrid.h"
 #include "hook/rows.h"
-#include "hook/work.h"
+#include "hook/link_ops.h"
 
 /* A mean is a sum of numbers that are multiplied by 1 / divisor as they are read, so that a sum in
  * f16 does not overflow where the mean would not. Minima, maxima and products have no factor. The
@@ -34,25 +34,27 @@ static bool is_narrow(const ms_tensor *t) { return ms_dtype_bytes(ms_tensor_dtyp
 /* ------------------------------------------------------------ all_reduce kind */
 
 /* An all-reduce as an exchange of parts, a sum in f32 and an all-gather, whose rounding is
- * reported; rounding_feedback.c says why. The result has the length of all parts, and ms_work_give
- * drops the padding. It takes several copies of the bucket where a plain all-reduce takes none, so
- * it runs only where the report needs it. */
+ * reported; rounding_feedback.c says why. The result has the length of all parts, and
+ * ms_link_ops_give drops the padding. It takes several copies of the bucket where a plain
+ * all-reduce takes none, so it runs only where the report needs it. */
 static ms_status reduce_by_parts(const ms_link *link, ms_bucket *bucket, double factor,
                                  ms_tensor **out)
 {
-    ms_work w = { .link = link, .bucket = bucket };
-    ms_tensor *sum = ms_work_sum_of_parts(&w, bucket->buffer, factor);
-    ms_tensor *rounded = w.status ? NULL : ms_work_cast(&w, sum, ms_tensor_dtype(bucket->buffer));
-    ms_tensor *as_received = ms_work_cast(&w, rounded, MS_F32);
-    int64_t first = w.status ? 0 : ms_group_rank(ms_work_group(&w)) * ms_tensor_count(sum);
-    ms_work_report_rounding(&w, first, sum, as_received, factor);
-    return ms_work_give(&w, ms_work_all_gather(&w, rounded), out);
+    ms_link_ops w = { .link = link, .bucket = bucket };
+    ms_tensor *sum = ms_link_ops_sum_of_parts(&w, bucket->buffer, factor);
+    ms_tensor *rounded =
+        w.status ? NULL : ms_link_ops_cast(&w, sum, ms_tensor_dtype(bucket->buffer));
+    ms_tensor *as_received = ms_link_ops_cast(&w, rounded, MS_F32);
+    int64_t first = w.status ? 0 : ms_group_rank(ms_link_ops_group(&w)) * ms_tensor_count(sum);
+    ms_link_ops_report_rounding(&w, first, sum, as_received, factor);
+    return ms_link_ops_give(&w, ms_link_ops_all_gather(&w, rounded), out);
 }
 
 /* What a link is about to reduce is the bucket's own memory. */
-static uint32_t standing_of(const ms_link *link, const ms_bucket *bucket, const ms_tensor *buffer)
+static uint32_t fixed_address_of(const ms_link *link, const ms_bucket *bucket,
+                                 const ms_tensor *buffer)
 {
-    return buffer == bucket->flat && !link->options.group ? bucket->standing : 0;
+    return buffer == bucket->flat && !link->options.group ? bucket->fixed_address : 0;
 }
 
 /* In place in the buffer, unless the rounding of a 16-bit sum has to be reported. An empty bucket
@@ -71,7 +73,7 @@ ms_status ms_link_reduce_whole(const ms_link *link, ms_bucket *bucket, ms_reduce
     call.kind = MS_ALL_REDUCE;
     call.in = buffer;
     call.travels = bucket->travels;
-    call.standing = standing_of(link, bucket, buffer);
+    call.fixed_address = fixed_address_of(link, bucket, buffer);
     status = ms_link_collective(bucket, ms_link_group(link, bucket), call);
     if (!status) *out = ms_tensor_retain(buffer);
     return status;
@@ -85,11 +87,11 @@ static ms_status scatter_exactly(const ms_link *link, ms_bucket *bucket, ms_grou
                                  ms_tensor *buffer, double factor, ms_tensor *part,
                                  ms_tensor **exact)
 {
-    ms_work w = { .link = link, .bucket = bucket, .group = shards };
-    ms_tensor *sum = ms_work_sum_of_parts(&w, buffer, factor);
-    ms_work_copy(&w, sum, part);
+    ms_link_ops w = { .link = link, .bucket = bucket, .group = shards };
+    ms_tensor *sum = ms_link_ops_sum_of_parts(&w, buffer, factor);
+    ms_link_ops_copy(&w, sum, part);
     if (!w.status) *exact = ms_tensor_retain(sum);
-    return ms_work_end(&w);
+    return ms_link_ops_end(&w);
 }
 
 /* reduce_scatter in place: the shard is a part of the buffer that the result is written to. Where
@@ -113,7 +115,7 @@ ms_status ms_link_scatter(const ms_link *link, ms_bucket *bucket, ms_reduce_op o
         call.kind = MS_REDUCE_SCATTER;
         call.in = buffer;
         call.out = *part;
-        call.standing = standing_of(link, bucket, buffer);
+        call.fixed_address = fixed_address_of(link, bucket, buffer);
         status = ms_link_collective(bucket, shards, call);
     }
     ms_tensor_release(buffer);
@@ -129,14 +131,14 @@ ms_status ms_link_scatter(const ms_link *link, ms_bucket *bucket, ms_reduce_op o
 static ms_status reduce_to_shards(const ms_link *link, ms_bucket *bucket, ms_reduce_op op,
                                   ms_tensor **out)
 {
-    ms_work w = { .link = link, .bucket = bucket };
+    ms_link_ops w = { .link = link, .bucket = bucket };
     ms_tensor *part = NULL, *exact = NULL;
     double factor = op == MS_REDUCE_OP_AVG ? ms_link_share(link, bucket) : 1;
     w.status = ms_link_scatter(link, bucket, op, factor, &part, &exact);
     if (w.status) return w.status;
-    ms_work_own(&w, exact);
-    if (exact) ms_work_report_shard(&w, exact, ms_work_cast(&w, part, MS_F32), factor);
-    ms_status status = ms_work_end(&w);
+    ms_link_ops_own(&w, exact);
+    if (exact) ms_link_ops_report_shard(&w, exact, ms_link_ops_cast(&w, part, MS_F32), factor);
+    ms_status status = ms_link_ops_end(&w);
     if (status) ms_tensor_release(part);
     else *out = part;
     return status;
@@ -167,7 +169,7 @@ ms_status ms_link_reduce_by(const ms_link *link, ms_bucket *bucket, ms_reduce_op
 {
     if (bucket->kind == MS_BUCKET_ALL_REDUCE) return ms_link_reduce_whole(link, bucket, op, out);
     if (bucket->kind == MS_BUCKET_REDUCE_SCATTER) return reduce_to_shards(link, bucket, op, out);
-    return ms_between_reduce(link, bucket, op, out);
+    return ms_hybrid_reduce(link, bucket, op, out);
 }
 
 /* Of a link `all_reduce` with a group of its own, the mean is over that group: ms_link_share. */

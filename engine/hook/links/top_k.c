@@ -1,7 +1,7 @@
 /* top_k.c: the greatest numbers of each rank travel, with their places. The rest is the residual,
  * which is added to the next iteration's numbers (Lin et al. 2018: with momentum, which is cleared
  * where a number was sent). */
-#include "hook/work.h"
+#include "hook/link_ops.h"
 
 #include <math.h>
 
@@ -20,54 +20,55 @@ static int64_t sent_of(double fraction, int64_t count)
 /* Without momentum: residual += g. With momentum m: u = m u + g, residual += u (*fast is u). The
  * momentum is taken on each rank before numbers are chosen, because numbers that stay back would
  * otherwise miss it. */
-static ms_tensor *add_to_residual(ms_work *w, ms_tensor **fast)
+static ms_tensor *add_to_residual(ms_link_ops *w, ms_tensor **fast)
 {
     double momentum = w->link->options.top_k.momentum;
-    ms_tensor *residual = ms_work_state(w, "left");
-    ms_tensor *gradient = ms_work_cast(w, w->bucket->buffer, MS_F32);
+    ms_tensor *residual = ms_link_ops_state(w, "left");
+    ms_tensor *gradient = ms_link_ops_cast(w, w->bucket->buffer, MS_F32);
     *fast = NULL;
     if (momentum > 0) {
-        *fast = ms_work_state(w, "momentum");
-        ms_work_change(w, &ms_op_mul_scalar, momentum, *fast, NULL);
-        ms_work_change(w, &ms_op_add, 1, *fast, gradient);
+        *fast = ms_link_ops_state(w, "momentum");
+        ms_link_ops_change(w, &ms_op_mul_scalar, momentum, *fast, NULL);
+        ms_link_ops_change(w, &ms_op_add, 1, *fast, gradient);
         gradient = *fast;
     }
-    ms_work_change(w, &ms_op_add, 1, residual, gradient);
+    ms_link_ops_change(w, &ms_op_add, 1, residual, gradient);
     return residual;
 }
 
 /* t[places] op= values: scatter or scatter_add. */
-static void put(ms_work *w, const ms_op *op, ms_tensor *t, ms_tensor *places, ms_tensor *values)
+static void put(ms_link_ops *w, const ms_op *op, ms_tensor *t, ms_tensor *places, ms_tensor *values)
 {
     ms_tensor *inputs[] = { t, places, values };
-    ms_work_operator(w, op, (ms_attributes){ .index = { .dim = 0 } }, true, inputs, 3, NULL);
+    ms_link_ops_operator(w, op, (ms_attributes){ .index = { .dim = 0 } }, true, inputs, 3, NULL);
 }
 
 /* The places of the k numbers of t with the greatest magnitude. Places travel as i32, half of i64.
  * topk sorts, which is not needed here; equal magnitudes are resolved by the lower place, so the
  * choice is the same in every run. */
-static ms_tensor *find_greatest(ms_work *w, ms_tensor *t, int64_t k)
+static ms_tensor *find_greatest(ms_link_ops *w, ms_tensor *t, int64_t k)
 {
     const ms_attributes greatest = { .top = { .k = k, .largest = true } };
-    ms_tensor *sizes = ms_work_apply(w, &ms_op_abs, 0, t, NULL), *places = NULL;
-    ms_work_operator(w, &ms_op_topk, greatest, false, &sizes, 1, &places);
-    return ms_work_cast(w, places, MS_I32);
+    ms_tensor *sizes = ms_link_ops_apply(w, &ms_op_abs, 0, t, NULL), *places = NULL;
+    ms_link_ops_operator(w, &ms_op_topk, greatest, false, &sizes, 1, &places);
+    return ms_link_ops_cast(w, places, MS_I32);
 }
 
 /* The numbers of the residual at these places, in the buffer's dtype. What is subtracted from the
  * residual is the rounded number that travels, so that the rounding stays in it. The momentum is
  * set to 0 there, which stops it from pushing again what was just sent. */
-static ms_tensor *take(ms_work *w, ms_tensor *residual, ms_tensor *fast, ms_tensor *at)
+static ms_tensor *take(ms_link_ops *w, ms_tensor *residual, ms_tensor *fast, ms_tensor *at)
 {
     ms_tensor *chosen[] = { residual, at };
-    ms_tensor *values = ms_work_operator(
+    ms_tensor *values = ms_link_ops_operator(
         w, &ms_op_index_select, (ms_attributes){ .index = { .dim = 0 } }, false, chosen, 2, NULL);
     if (w->status) return NULL;
-    values = ms_work_cast(w, values, ms_tensor_dtype(w->bucket->buffer));
-    ms_tensor *sent = ms_work_apply(w, &ms_op_neg, 0, ms_work_cast(w, values, MS_F32), NULL);
+    values = ms_link_ops_cast(w, values, ms_tensor_dtype(w->bucket->buffer));
+    ms_tensor *sent =
+        ms_link_ops_apply(w, &ms_op_neg, 0, ms_link_ops_cast(w, values, MS_F32), NULL);
     put(w, &ms_op_scatter_add, residual, at, sent);
     if (fast) {
-        ms_work_change(w, &ms_op_fill, 0, sent, NULL);
+        ms_link_ops_change(w, &ms_op_fill, 0, sent, NULL);
         put(w, &ms_op_scatter, fast, at, sent);
     }
     if (!w->status) w->status = ms_link_keep_finite(residual);
@@ -77,15 +78,16 @@ static ms_tensor *take(ms_work *w, ms_tensor *residual, ms_tensor *fast, ms_tens
 
 /* The mean over the ranks, where numbers that a rank has not sent count as zero. All ranks add the
  * same gathered lists; several ranks may send the same place, so the sum needs scatter_add. */
-static ms_tensor *mean(ms_work *w, ms_tensor *values, ms_tensor *places, int64_t k)
+static ms_tensor *mean(ms_link_ops *w, ms_tensor *values, ms_tensor *places, int64_t k)
 {
-    int64_t all = k * ms_group_size(ms_work_group(w)), count = ms_tensor_count(w->bucket->buffer);
-    ms_tensor *every = ms_work_view(w, ms_work_all_gather(w, values), 0, all, 0);
-    ms_tensor *every_place = ms_work_view(w, ms_work_all_gather(w, places), 0, all, 0);
-    ms_tensor *sum = ms_work_scratch(w, count);
-    ms_work_change(w, &ms_op_fill, 0, sum, NULL);
-    put(w, &ms_op_scatter_add, sum, every_place, ms_work_cast(w, every, MS_F32));
-    ms_work_change(w, &ms_op_mul_scalar, ms_link_share(w->link, w->bucket), sum, NULL);
+    int64_t all = k * ms_group_size(ms_link_ops_group(w)),
+            count = ms_tensor_count(w->bucket->buffer);
+    ms_tensor *every = ms_link_ops_view(w, ms_link_ops_all_gather(w, values), 0, all, 0);
+    ms_tensor *every_place = ms_link_ops_view(w, ms_link_ops_all_gather(w, places), 0, all, 0);
+    ms_tensor *sum = ms_link_ops_scratch(w, count);
+    ms_link_ops_change(w, &ms_op_fill, 0, sum, NULL);
+    put(w, &ms_op_scatter_add, sum, every_place, ms_link_ops_cast(w, every, MS_F32));
+    ms_link_ops_change(w, &ms_op_mul_scalar, ms_link_share(w->link, w->bucket), sum, NULL);
     return sum;
 }
 
@@ -93,7 +95,7 @@ static ms_tensor *mean(ms_work *w, ms_tensor *values, ms_tensor *places, int64_t
  * does it. */
 ms_status ms_top_k_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 {
-    ms_work w = { .link = link, .bucket = bucket };
+    ms_link_ops w = { .link = link, .bucket = bucket };
     int64_t count = ms_tensor_count(bucket->buffer);
     int64_t k = sent_of(link->options.top_k.fraction, count);
     /* Refused, because wider places would double the bytes for all others. */
@@ -107,7 +109,7 @@ ms_status ms_top_k_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **ou
     ms_tensor *fast = NULL, *residual = add_to_residual(&w, &fast);
     ms_tensor *places = find_greatest(&w, residual, k);
     ms_tensor *values = take(&w, residual, fast, places);
-    return ms_work_give(&w, mean(&w, values, places, k), out);
+    return ms_link_ops_give(&w, mean(&w, values, places, k), out);
 }
 
 /* Comparisons are written so that NaN is refused. */

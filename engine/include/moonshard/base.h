@@ -3,8 +3,8 @@
  *
  * Invariants
  * - The engine reaches memory allocation, files, clocks, threads and the machine's description only
- *   through an ms_os table. A host that brings its own table receives every such call; tests use
- *   one to make the n-th call fail.
+ *   through an ms_os table. An application that brings its own table receives every such call;
+ * tests use one to make the n-th call fail.
  * - An ms_context belongs to one thread at a time: it carries the table, the log and the last error
  *   of that thread's calls.
  * - A function that fails returns a status other than MS_OK, has left a message in its context, and
@@ -39,7 +39,7 @@ typedef enum ms_status {
     MS_ERROR_HAZARD,  /* strict mode: a wait is missing */
     MS_ERROR_TASK,    /* a task failed on its stream; found by a later call */
     MS_ERROR_MEMORY,  /* host or device memory ran out */
-    MS_ERROR_SCRIPT,  /* a callback into the host language failed */
+    MS_ERROR_SCRIPT,  /* a callback into the application's language failed */
     MS_ERROR_ABORTED, /* not completed because of an earlier error */
     /* From here on: failures of the environment. In Lua the function returns `nil, message,
      * code`. */
@@ -95,7 +95,7 @@ typedef struct ms_file_info {
 
 typedef struct ms_machine { /* what this process may use */
     uint32_t cores;         /* by affinity and cgroup quota, rounded up; at least 1 */
-    uint32_t host_cores;    /* without affinity: launchers bind processes to some of the cores */
+    uint32_t node_cores;    /* without affinity: launchers bind processes to some of the cores */
     uint64_t memory_bytes;  /* physical, or the cgroup's limit where that is lower */
     char cpu[64];           /* model name */
 } ms_machine;
@@ -105,10 +105,10 @@ typedef struct ms_cores { /* a set of cores, by the system's numbers */
     uint64_t words[MS_CORES_MOST / 64];
 } ms_cores;
 
-typedef struct ms_host_id {
+typedef struct ms_node_id {
     char name[64];
-    char identity[256]; /* the same for processes of one host, and for no others */
-} ms_host_id;
+    char identity[256]; /* the same for processes of one node, and for no others */
+} ms_node_id;
 
 #define MS_TCP_AWAIT_MOST 256 /* files of one tcp_await */
 
@@ -177,14 +177,14 @@ typedef struct ms_os {
                               uint64_t timeout_ns, ms_file **files, uint32_t most, uint32_t *count);
     /* Threads that wait on the socket come back with an error; it stays open. */
     void (*socket_end)(void *user, ms_file *socket);
-    /* connections to other hosts. address NULL: all interfaces; *port 0: the system chooses, and
+    /* connections to other nodes. address NULL: all interfaces; *port 0: the system chooses, and
      * *port receives it. connect takes a name or an address (-EHOSTUNREACH: the name is unknown).
      * accept, connect, send and receive wait for at most timeout_ns (-ETIMEDOUT). send and receive
      * move all bytes or fail; -ECONNRESET: the peer has closed. After -ETIMEDOUT of receive the
      * connection is as it was, and after any other error of the two it is of no use. */
     int (*tcp_listen)(void *user, const char *address, uint16_t *port, ms_file **out);
     int (*tcp_accept)(void *user, ms_file *listener, uint64_t timeout_ns, ms_file **out);
-    int (*tcp_connect)(void *user, const char *host, uint16_t port, uint64_t timeout_ns,
+    int (*tcp_connect)(void *user, const char *name, uint16_t port, uint64_t timeout_ns,
                        ms_file **out);
     int (*tcp_send)(void *user, ms_file *socket, const void *message, size_t bytes,
                     uint64_t timeout_ns);
@@ -196,10 +196,10 @@ typedef struct ms_os {
     int (*tcp_await)(void *user, ms_file *const *files, uint32_t count, uint64_t timeout_ns,
                      bool *ready);
     int64_t (*tcp_take)(void *user, ms_file *socket, void *message, size_t bytes);
-    /* Each address at which this host can be reached, the likeliest for other hosts first. */
+    /* Each address at which this node can be reached, the likeliest for other nodes first. */
     int (*addresses)(void *user, void (*one)(void *to, const char *interface, const char *address),
                      void *to);
-    int (*host)(void *user, ms_host_id *out);
+    int (*node_id)(void *user, ms_node_id *out);
     /* time */
     uint64_t (*monotonic_ns)(void *user);
     uint64_t (*realtime_ns)(void *user); /* since 1970, UTC */
@@ -259,7 +259,7 @@ MS_API void ms_log(ms_context *context, ms_log_level level, const char *format, 
 /* ----------------------------------------------------------------- activity */
 
 /* The progress of a host thread and its workers, and the position of its script: hints for ranks
- * and supervisors that wait for them. The record may lie in memory that other processes map. No
+ * and supervisors that wait for them. The record may be in memory that other processes map. No
  * function here blocks or fails. NULL is allowed in the functions that the rank itself calls. */
 #define MS_LINE_BYTES 160
 typedef enum ms_whereabouts {

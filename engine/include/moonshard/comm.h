@@ -1,5 +1,5 @@
-/* moonshard/comm.h: a rank's membership in a job, process groups, collectives, and numbers that
- * hosts share. Where ranks meet, and what a launcher needs, is in moonshard/control.h.
+/* moonshard/comm.h: a rank's membership in a job, process groups, collectives, and numbers
+ * exchanged out of band. Where ranks meet, and what a launcher needs, is in moonshard/control.h.
  *
  * Invariants
  * - A rank is one engine with its host thread: a process, or a thread of one process.
@@ -14,8 +14,8 @@
  *   the collective, and a rank leaves when all are done with its memory.
  * - Reductions add in rank order, 16-bit floats in f32: the same bits on every rank, in every run,
  *   as processes and as threads, with any number of threads, in place and staged. Over several
- * hosts the ranks of each host are added first, and these sums, in the dtype of the tensor, in the
- * order of the hosts' first ranks; with sum_by_ranks of ms_rendezvous_options in rank order there,
+ * nodes the ranks of each node are added first, and these sums, in the dtype of the tensor, in the
+ * order of the nodes' first ranks; with sum_by_ranks of ms_rendezvous_options in rank order there,
  * too. NCCL has an order of its own, and its min and max of floats may drop a NaN.
  * - The first cause of a job's end counts: every wait ends with it, and later collectives of every
  *   group fail with it. A task that fails on one rank, and an error that a host reports with
@@ -38,7 +38,7 @@ extern "C" {
 #define MS_FAKE_RANKS_MAX 65536 /* of a fake world */
 #define MS_GROUPS_MAX 256       /* groups of one job that are alive, the world among them */
 /* Channels of a group: its collectives of one channel run one after the other. Users have two;
- * parameters of sharded optimizers and numbers that hosts share have one each, so that neither
+ * parameters of sharded optimizers and numbers exchanged out of band have one each, so that neither
  * waits for what a user has enqueued. */
 #define MS_USER_CHANNELS 2
 #define MS_CHANNEL_PARAMETERS 3
@@ -56,7 +56,7 @@ MS_API ms_status ms_comm_open(ms_engine *engine, ms_rendezvous *rendezvous, uint
                               ms_group **world);
 /* How tensors travel. All ranks of a job give the same. */
 typedef struct ms_comm_options {
-    /* "local": through memory of this host. "nccl": by NCCL 2.28 or later, whose library is loaded
+    /* "local": through memory of this node. "nccl": by NCCL 2.28 or later, whose library is loaded
      * when it is asked for, from where NVIDIA's other libraries are; the variable MOONSHARD_NCCL
      * may name another. NULL: what fits the engine's device. The text is used by the call only. */
     const char *transport;
@@ -80,16 +80,16 @@ MS_API ms_status ms_comm_open_with(ms_engine *engine, ms_rendezvous *rendezvous,
  * all_gather repeats the tensor, sum multiplies it by size; recv leaves its tensor alone. */
 MS_API ms_status ms_comm_open_fake(ms_engine *engine, uint32_t rank, uint32_t size,
                                    ms_group **world);
-/* The same on hosts, over which it counts what would go between them. */
+/* The same on nodes, over which it counts what would go between them. */
 typedef struct ms_fake_world {
     uint32_t rank, size;
-    const uint16_t *host_of; /* of each rank; NULL: all are on one host */
+    const uint16_t *node_of; /* of each rank; NULL: all are on one node */
     bool sum_by_ranks;       /* as in ms_rendezvous_options */
 } ms_fake_world;
 MS_API ms_status ms_comm_open_fake_on(ms_engine *engine, const ms_fake_world *fake,
                                       ms_group **world);
-/* The engine's world; NULL before it is opened. A host without a job opens a fake world of size
- * 1. */
+/* The engine's world; NULL before it is opened. An application without a job opens a fake world of
+ * size 1. */
 MS_API ms_group *ms_comm_world(const ms_engine *engine);
 /* The group of this rank alone. Making it and its collectives involve no other rank. */
 MS_API ms_status ms_comm_alone(ms_engine *engine, ms_group **out);
@@ -124,8 +124,8 @@ MS_API bool ms_group_has_others(const ms_group *group);
 MS_API bool ms_group_rounds(const ms_group *group);
 MS_API ms_engine *ms_group_engine(const ms_group *group);
 MS_API uint32_t ms_group_world_rank(const ms_group *group, uint32_t rank); /* of member `rank` */
-/* The number of the host that member `rank` is on: 0 for all in a job of one host. */
-MS_API uint32_t ms_group_host(const ms_group *group, uint32_t rank);
+/* The number of the node that member `rank` is on: 0 for all in a job of one node. */
+MS_API uint32_t ms_group_node(const ms_group *group, uint32_t rank);
 /* "1", "2", "parameters", "numbers". */
 MS_API const char *ms_channel_name(uint32_t channel);
 /* The stream of a channel, made at first use, with MS_PRIORITY_HIGH. */
@@ -137,15 +137,17 @@ MS_API ms_status ms_group_stream(ms_group *group, uint32_t channel, ms_stream **
  * one user more: the caller. MS_ERROR_STATE on all ranks alike: MS_GROUPS_MAX groups are alive. */
 MS_API ms_status ms_group_split(ms_group *group, uint32_t parts, const uint32_t *sizes,
                                 const uint32_t *ranks, ms_group **out);
-/* Raises or lowers the number of users of the group on this rank. A user is a handle of the host or
- * a model. Both functions may be called at any moment, also by finalizers, since they send nothing
- * to other ranks. When the group has no users and its calls have ended, on all its ranks, the next
- * split of its parent, or of the parent's parents, frees it. Ranks may drop it at different times.
+/* Raises or lowers the number of users of the group on this rank. A user is a handle of the
+ * application or a model. Both functions may be called at any moment, also by finalizers, since
+ * they send nothing to other ranks. When the group has no users and its calls have ended, on all
+ * its ranks, the next split of its parent, or of the parent's parents, frees it. Ranks may drop it
+ * at different times.
  */
 MS_API ms_group *ms_group_retain(ms_group *group);
 MS_API void ms_group_release(ms_group *group); /* NULL: does nothing */
 /* Whether the last split has failed as so many groups are alive. The next one first waits for the
- * calls of groups without users, so the host may drop its users and split again, on all ranks. */
+ * calls of groups without users, so the application may drop its users and split again, on all
+ * ranks. */
 MS_API bool ms_group_lacks_numbers(const ms_group *group);
 /* All ranks of the group that was split call it for what the split gave them, at the same place
  * between its calls: the next split of that group with the same lists, which name all its ranks,
@@ -154,7 +156,7 @@ MS_API bool ms_group_lacks_numbers(const ms_group *group);
 MS_API ms_status ms_group_close(ms_group *group);
 MS_API uint64_t ms_group_closings(const ms_group *group);
 
-/* Memory in this rank's heap, which all ranks of the host map: collectives read it there instead of
+/* Memory in this rank's heap, which all ranks of the node map: collectives read it there instead of
  * copying. Usable on `stream` at once; otherwise an ordinary storage. A fake world gives ordinary
  * memory. MS_ERROR_MEMORY when the heap or the machine is full. */
 MS_API ms_status ms_group_storage(ms_group *group, ms_stream *stream, size_t bytes,
@@ -243,15 +245,15 @@ typedef struct ms_collective {
     int32_t bucket;
     const char *label;   /* for messages ("blocks.4"), or NULL; copied */
     uint64_t timeout_ns; /* 0: the job's */
-    /* 0, or the number of memory that stays where it is (ms_group_standing). Whether two calls have
-     * the same number, and whether their tensors then lie in the same memory, is the same on all
-     * members, though addresses and numbers differ. Such a call may become a graph:
+    /* 0, or the number of memory that stays where it is (ms_group_fixed_address). Whether two calls
+     * have the same number, and whether their tensors then are in the same memory, is the same on
+     * all members, though addresses and numbers differ. Such a call may become a graph:
      * ms_comm_use_graphs. */
-    uint32_t standing;
+    uint32_t fixed_address;
 } ms_collective;
 
 /* A number for memory that stays where it is from now on; unique in the engine. */
-MS_API uint32_t ms_group_standing(ms_group *group);
+MS_API uint32_t ms_group_fixed_address(ms_group *group);
 /* From now on calls of memory that stays are launched as graphs after their third time, if the
  * transport can do that on this device and the variable MOONSHARD_COMM_GRAPHS is "off" on no rank.
  * All ranks of the world call this at the same place among their calls. The first call waits for
@@ -276,7 +278,7 @@ MS_API ms_status ms_group_apply(ms_group *group, uint32_t channel, const ms_coll
 /* A barrier that the host waits for. */
 MS_API ms_status ms_group_barrier(ms_group *group, uint64_t timeout_ns);
 
-/* ------------------------------------------- numbers that hosts share */
+/* ------------------------------------------- numbers exchanged out of band */
 
 /* A few numbers or bytes of text that each rank's host brings and that hosts wait for, such as
  * plans, or the id by which a network knows its members. They are in host memory whatever the
@@ -307,16 +309,16 @@ MS_API ms_status ms_group_share(ms_group *group, const ms_sharing *sharing, cons
 
 /* ----------------------------------------------------------------- accounts */
 
-/* wire_bytes: what a bandwidth-optimal algorithm would send; between_hosts_bytes: what this rank
- * sends to ranks on other hosts, 0 in a job of one host. */
+/* wire_bytes: what a bandwidth-optimal algorithm would send; between_nodes_bytes: what this rank
+ * sends to ranks on other nodes, 0 in a job of one node. */
 typedef struct ms_traffic {
-    uint64_t calls, payload_bytes, wire_bytes, between_hosts_bytes;
+    uint64_t calls, payload_bytes, wire_bytes, between_nodes_bytes;
 } ms_traffic;
 /* Sums since the start for collectives of one kind; MS_COLLECTIVES: for all kinds. */
 MS_API ms_traffic ms_group_traffic(const ms_group *group, ms_collective_kind kind);
-/* What of between_hosts_bytes the transport has handed to the network so far: all of it once the
+/* What of between_nodes_bytes the transport has handed to the network so far: all of it once the
  * calls have ended. */
-MS_API uint64_t ms_group_bytes_between_hosts(const ms_group *group);
+MS_API uint64_t ms_group_bytes_between_nodes(const ms_group *group);
 /* The same over all groups of this engine, also over those that are gone. */
 MS_API ms_traffic ms_comm_traffic(const ms_engine *engine, ms_collective_kind kind);
 /* All groups of this engine, from 0 (the world), in the order of their places; NULL past the last.
@@ -328,7 +330,7 @@ typedef struct ms_collective_record {
     ms_collective_kind kind;
     ms_reduce_op op;
     ms_dtype dtype;
-    uint64_t count, payload_bytes, wire_bytes, between_hosts_bytes;
+    uint64_t count, payload_bytes, wire_bytes, between_nodes_bytes;
     ms_group *group;
     uint32_t channel, root;
     int32_t bucket;

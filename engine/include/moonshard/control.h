@@ -1,6 +1,6 @@
 /* moonshard/control.h: what a launcher or supervisor needs of a job: where its ranks meet, how each
- * of them is, why the job has ended, and requests to all of them. Ranks of one host meet over its
- * memory files; moonshard/hosts.h joins several hosts.
+ * of them is, why the job has ended, and requests to all of them. Ranks of one node meet over its
+ * memory files; moonshard/cluster.h joins several nodes.
  *
  * Invariants
  * - A rank is a process, or a thread of one process. Both run the same code over the same memory
@@ -19,11 +19,11 @@
 extern "C" {
 #endif
 
-#define MS_LOCAL_RANKS_MAX 128 /* ranks that meet on one host, and that move bytes there */
+#define MS_LOCAL_RANKS_MAX 128 /* ranks that meet on one node, and that move bytes there */
 
 typedef struct ms_rendezvous ms_rendezvous;
 
-/* ----------------------------------------------- where the ranks of a host meet */
+/* ----------------------------------------------- where the ranks of a node meet */
 
 typedef struct ms_rendezvous_options {
     uint32_t ranks;
@@ -33,11 +33,11 @@ typedef struct ms_rendezvous_options {
      * are allocated as the heap grows. */
     uint64_t heap_bytes;
     /* 0: as fast as memory. Otherwise all traffic of a rank shares a link of this rate; in a job
-     * over several hosts, what it sends to other hosts. */
+     * over several nodes, what it sends to other nodes. */
     uint64_t link_bytes_per_second;
     uint64_t link_latency_ns;
-    /* Over several hosts: sums are in the order of ranks, as on one host, instead of first within
-     * each host. */
+    /* Over several nodes: sums are in the order of ranks, as on one node, instead of first within
+     * each node. */
     bool sum_by_ranks;
     /* A wait for a peer that shows no progress ends the job after this time; 0: 300 s. A deadlock
      * of all ranks is found earlier. */
@@ -71,10 +71,10 @@ MS_API ms_rendezvous *ms_rendezvous_retain(ms_rendezvous *rendezvous);
 MS_API void ms_rendezvous_release(ms_rendezvous *rendezvous); /* NULL is allowed */
 MS_API uint32_t ms_rendezvous_ranks(const ms_rendezvous *rendezvous);
 MS_API uint32_t ms_rendezvous_threads(const ms_rendezvous *rendezvous); /* of each rank */
-/* Whether more threads of this host's ranks want to run than it has cores: their engines' options
+/* Whether more threads of this node's ranks want to run than it has cores: their engines' options
  * say so. */
 MS_API bool ms_rendezvous_crowded(const ms_rendezvous *rendezvous);
-/* The place of a rank among those of its host, from 0; *here: how many those are. */
+/* The place of a rank among those of its node, from 0; *here: how many those are. */
 MS_API uint32_t ms_rendezvous_place(const ms_rendezvous *rendezvous, uint32_t rank, uint32_t *here);
 
 /* Why a job ended. */
@@ -118,20 +118,20 @@ MS_API void ms_rendezvous_rank(const ms_rendezvous *rendezvous, uint32_t rank, m
  * for it fail at once. */
 MS_API void ms_rendezvous_left(ms_rendezvous *rendezvous, uint32_t rank);
 
-/* The activity record of a rank, for the context of its host and for ms_activity_ask. It lives as
+/* The activity record of a rank, for the context of its node and for ms_activity_ask. It lives as
  * long as the rendezvous. */
 MS_API ms_activity *ms_rendezvous_activity(ms_rendezvous *rendezvous, uint32_t rank);
 /* From now on the caller, a supervisor, decides about ranks that show no progress. A rank that has
- * waited for another longer than the timeout reports a suspicion, and waits until the other comes
+ * waited for another longer than the timeout reports that it hangs, and waits until the other comes
  * or the supervisor ends the job. A barrier's own timeout still ends the job at once. */
 MS_API void ms_rendezvous_judge(ms_rendezvous *rendezvous);
 /* Whether a peer has waited too long for this rank, and the rank has shown no progress since. text:
  * which peer waits, and in which call. */
-#define MS_SUSPICION_BYTES 512
-MS_API bool ms_rendezvous_suspect(ms_rendezvous *rendezvous, uint32_t rank,
-                                  char text[MS_SUSPICION_BYTES]);
-/* The suspicion is settled: peers may raise another. */
-MS_API void ms_rendezvous_acquit(ms_rendezvous *rendezvous, uint32_t rank);
+#define MS_HANG_REPORT_BYTES 512
+MS_API bool ms_rendezvous_hang_report(ms_rendezvous *rendezvous, uint32_t rank,
+                                      char text[MS_HANG_REPORT_BYTES]);
+/* The hang report is settled: peers may raise another. */
+MS_API void ms_rendezvous_dismiss_hang_report(ms_rendezvous *rendezvous, uint32_t rank);
 
 /* What a supervisor may request of all ranks. All ranks learn of a request between the same two
  * steps (ms_comm_step), without a collective. There is one request of each kind at a time: until

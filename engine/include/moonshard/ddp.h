@@ -1,4 +1,4 @@
-/* moonshard/ddp.h: data parallelism: gradients lie in buckets, which are reduced over a group while
+/* moonshard/ddp.h: data parallelism: gradients are in buckets, which are reduced over a group while
  * backward still runs.
  *
  * Words
@@ -19,11 +19,11 @@
  *   not be the order of gradients. The next synchronized forward rebuilds the buckets by the order
  *   in which rank 0's gradients came.
  * - With find_unused a parameter may get no gradient in a pass. It then contributes zeros (or the
- *   gradient that passes without synchronization have left), and a small all_reduce over hosts
- *   finds the parameters that any rank used. If another rank used the parameter, the mean becomes
- *   its gradient here. If no rank used it since the last reduction, its gradient stays as it was,
- *   also NULL. Only ranks with such a parameter wait for the answer, and only for the hosts of the
- *   other ranks.
+ *   gradient that passes without synchronization have left), and a small all_reduce out of
+ *   band finds the parameters that any rank used. If another rank used the parameter, the mean
+ * becomes its gradient here. If no rank used it since the last reduction, its gradient stays as it
+ * was, also NULL. Only ranks with such a parameter wait for the answer, and only for the hosts of
+ * the other ranks.
  * - With static_graph the first synchronized pass counts how often each gradient comes, and reduces
  *   at the end of its backward. From then on a parameter is complete when its gradient has come
  *   that often. Parameters without gradients are treated as above, without another exchange. A
@@ -78,9 +78,9 @@ MS_API ms_status ms_reducer_new(ms_engine *engine, const ms_reducer_options *opt
  * allowed. */
 MS_API void ms_reducer_free(ms_reducer *reducer);
 
-/* For hosts with garbage collection. Abandon says that the host no longer uses the reducer; a
- * finalizer may call it at any moment. Sweep frees abandoned reducers: call it at a moment that
- * does not depend on when the collector runs. */
+/* For applications with garbage collection. Abandon says that the application no longer uses the
+ * reducer; a finalizer may call it at any moment. Sweep frees abandoned reducers: call it at a
+ * moment that does not depend on when the collector runs. */
 MS_API void ms_reducer_abandon(ms_reducer *reducer);
 MS_API void ms_reducer_sweep(ms_engine *engine);
 

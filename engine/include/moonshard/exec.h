@@ -10,7 +10,7 @@
  * - A task declares all storages that it reads or writes. Tasks hold plain addresses: memory is
  *   handed on in stream order, so a storage may be released or dropped while tasks that use it are
  *   still queued. Addresses are read when a task is enqueued and kept nowhere else: a storage that
- *   is dropped and refilled may lie elsewhere.
+ *   is dropped and refilled may be elsewhere.
  * - Which block an allocation gets, which waits are inserted, what is live and what is the peak
  *   depend on the order of host calls only, never on what has already happened on a stream. The sim
  *   device makes the same decisions without data.
@@ -41,7 +41,7 @@ typedef struct ms_storage ms_storage;
 typedef struct ms_event ms_event;
 typedef struct ms_future ms_future;
 typedef struct ms_inflight ms_inflight;
-typedef struct ms_room ms_room;
+typedef struct ms_static_block ms_static_block;
 
 /* ------------------------------------------------------------------- engine */
 
@@ -78,7 +78,7 @@ typedef struct ms_engine_options {
     const ms_os *os; /* NULL: ms_os_posix() */
     /* "cpu" (NULL: this); "cuda": a GPU of NVIDIA; "sim": no data, same decisions */
     const char *device;
-    /* A device that the host brings; NULL: the one named above. */
+    /* A device that the application brings; NULL: the one named above. */
     const ms_device *own_device;
     uint32_t device_index; /* which one, where a machine has several of a kind; from 0 */
     /* Threads of intra-op work, the stream's own included; 0: the cores this process may use. */
@@ -134,7 +134,7 @@ MS_API ms_status ms_gpus(const ms_os *os, ms_gpu *out, uint32_t capacity, uint32
                          uint32_t *driver, ms_error *error);
 /* Where the host threads of a rank run. Its GPU is that of its place: `place` modulo the GPUs. */
 typedef struct ms_gpu_rank {
-    uint32_t place, ranks; /* its number among the ranks of its host, and their count */
+    uint32_t place, ranks; /* its number among the ranks of its node, and their count */
     uint32_t threads;      /* that the user has asked for, or 0 */
     bool is_placed;        /* another launcher has started each rank, perhaps on cores of its own */
 } ms_gpu_rank;
@@ -148,11 +148,11 @@ MS_API int32_t ms_gpu_cores(const ms_os *os, const ms_gpu *gpus, uint32_t count,
                             ms_cores *out);
 /* How many slices of GPUs (MIG) a value of CUDA_VISIBLE_DEVICES names; 0: it is NULL, names
  * anything else, or a slice twice. A process can use the first one only. */
-MS_API uint32_t ms_gpu_slices(const char *visible);
+MS_API uint32_t ms_mig_slices(const char *visible);
 /* The slice of this number, from 0, which is below their count. */
-MS_API void ms_gpu_slice(const char *visible, uint32_t index, char *text, size_t size);
+MS_API void ms_mig_slice(const char *visible, uint32_t index, char *text, size_t size);
 /* Whether this machine has several NUMA nodes. */
-MS_API bool ms_has_nodes(const ms_os *os);
+MS_API bool ms_has_numa_nodes(const ms_os *os);
 /* Whether the system shows a GPU of NVIDIA; looks for its files, and leaves the driver alone. */
 MS_API bool ms_has_gpu(const ms_os *os);
 
@@ -264,7 +264,7 @@ MS_API void ms_engine_on_failure(ms_engine *engine,
  * empty, waits for another stream, or runs one of the `waiting` tasks that wait in the same way.
  * False if in doubt. The function adds to *moves a counter that grows with everything that is
  * enqueued or done: equal sums from two calls mean that nothing happened in between. */
-MS_API bool ms_engine_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *moves);
+MS_API bool ms_engine_is_blocked(const ms_engine *engine, uint32_t waiting, uint64_t *moves);
 /* So many other engines of this process compute on this engine's GPU, so that an error which the
  * GPU reports may be theirs. */
 MS_API void ms_engine_set_companions(ms_engine *engine, uint32_t others);
@@ -360,13 +360,13 @@ MS_API ms_status ms_storage_look(ms_storage *storage, size_t offset, size_t byte
 MS_API ms_status ms_stream_fail_if(ms_stream *stream, const char *name, ms_storage *flag,
                                    size_t offset, const char *message);
 
-/* Host memory that the device copies to and from without a detour (pinned), aligned to 64 bytes;
+/* Host memory that the device copies to and from directly (pinned), aligned to 64 bytes;
  * plain memory where that is as good. It holds anything. what: for the error. Free it once the
  * points of its copies are reached: the next caller may get it at once. NULL is allowed. */
 MS_API ms_status ms_host_memory_new(ms_engine *engine, size_t bytes, const char *what, void **out);
 MS_API void ms_host_memory_free(ms_engine *engine, void *memory);
 
-/* A function of the host that runs in stream order, for libraries that work on host memory. It runs
+/* A host function, which runs in stream order, for libraries that work on host memory. It runs
  * on a thread of the device, may block, and calls nothing of the engine. It answers MS_OK, or the
  * error with which the stream fails and leaves its message. It is not called on a stream that has
  * failed, nor on a device without values. */
@@ -444,7 +444,7 @@ MS_API void ms_storage_release(ms_storage *storage);
  * cell of its own, too, up to MS_CELLS_MAX of them; of more parts, neighbours share a cell, each
  * cell with about its share of the bytes. */
 MS_API ms_status ms_storage_split(ms_storage *storage, const size_t *ends, uint32_t parts);
-/* The cells that bytes [begin, end) lie in. */
+/* The cells that bytes [begin, end) are in. */
 MS_API void ms_storage_cells(const ms_storage *storage, size_t begin, size_t end, uint16_t *first,
                              uint16_t *count);
 /* For tasks; in sim, and while the storage is dropped, an address that must not be used. */
@@ -452,7 +452,7 @@ MS_API void *ms_storage_data(const ms_storage *storage);
 MS_API size_t ms_storage_bytes(const ms_storage *storage);
 MS_API uint32_t ms_storage_references(const ms_storage *storage);
 MS_API ms_engine *ms_storage_engine(const ms_storage *storage);
-/* The version of bytes [begin, end) grows with each write of a part that they lie in; the tape
+/* The version of bytes [begin, end) grows with each write of a part that they are in; the tape
  * compares it with what it was when a tensor was saved. */
 MS_API uint64_t ms_storage_version(const ms_storage *storage, size_t begin, size_t end);
 /* Counts a write of these bytes at the current script line. task: the name of the task that writes;
@@ -510,25 +510,26 @@ MS_API ms_status ms_storage_drop(ms_storage *storage, const char *owner);
  * after MS_ERROR_MEMORY it still is. */
 MS_API ms_status ms_storage_refill(ms_storage *storage, ms_stream *stream);
 MS_API bool ms_storage_is_dropped(const ms_storage *storage);
-/* Whether a part that these bytes lie in was not written since the refill. */
+/* Whether a part that these bytes are in was not written since the refill. */
 MS_API bool ms_storage_is_vacant(const ms_storage *storage, size_t begin, size_t end);
-/* Rooms: memory of a pool that stays where it is, for storages that use it one after the other. Its
- * address depends on when the room was made, and on nothing that is taken or given back later. It
- * counts as live memory while a storage uses it. */
-/* The memory that the storage has becomes a room, which the storage uses until it is dropped or
- * released. Whoever makes a room frees it, before the engine. */
-MS_API ms_status ms_room_new(ms_storage *storage, ms_room **out);
+/* Static blocks: memory of a pool with a fixed address, for storages that use it one after the
+ * other. The address depends on when the block was made, and on nothing that is taken or given back
+ * later. It counts as live memory while a storage uses it. */
+/* The memory that the storage has becomes a static block, which the storage uses until it is
+ * dropped or released. Whoever makes one frees it, before the engine. */
+MS_API ms_status ms_static_block_new(ms_storage *storage, ms_static_block **out);
 /* Its memory goes back to the pool, once no storage uses it. */
-MS_API void ms_room_free(ms_room *room);
+MS_API void ms_static_block_free(ms_static_block *block);
 /* The bytes that a storage may have, and the storage that uses it; NULL: none does. */
-MS_API size_t ms_room_bytes(const ms_room *room);
-MS_API const ms_storage *ms_room_storage(const ms_room *room);
-/* Whether the storage may use the room: no storage does, the room is large enough, and both are of
- * the same pool. */
-MS_API bool ms_room_fits(const ms_room *room, const ms_storage *storage);
-/* As ms_storage_refill, in the memory of a room, for whose former users `stream` waits. Allocates
- * nothing. MS_ERROR_STATE if the storage has memory, or does not fit (ms_room_fits). */
-MS_API ms_status ms_storage_refill_in(ms_storage *storage, ms_stream *stream, ms_room *room);
+MS_API size_t ms_static_block_bytes(const ms_static_block *block);
+MS_API const ms_storage *ms_static_block_storage(const ms_static_block *block);
+/* Whether the storage may use the block: no storage does, it is large enough, and both are of the
+ * same pool. */
+MS_API bool ms_static_block_fits(const ms_static_block *block, const ms_storage *storage);
+/* As ms_storage_refill, in a static block, for whose former users `stream` waits. Allocates
+ * nothing. MS_ERROR_STATE if the storage has memory, or does not fit (ms_static_block_fits). */
+MS_API ms_status ms_storage_refill_in(ms_storage *storage, ms_stream *stream,
+                                      ms_static_block *block);
 /* A storage on "meta": it has no memory until it is refilled, if it ever is. */
 MS_API ms_status ms_storage_new_meta(ms_engine *engine, size_t bytes, ms_storage **out);
 /* Whether it was made so and never had memory. */
@@ -621,13 +622,13 @@ MS_API void ms_engine_reset_peak(ms_engine *engine); /* of both pools */
  * never below the live bytes. */
 MS_API void ms_engine_set_peak(ms_engine *engine, uint64_t bytes);
 /* collect is called before a request for memory fails, on the host thread and in the middle of any
- * call that takes memory: a host with garbage collection drops its handles there, and returns
- * whether it did. NULL: there is none. */
+ * call that takes memory: an application with garbage collection drops its handles there, and
+ * returns whether it did. NULL: there is none. */
 MS_API void ms_engine_on_full(ms_engine *engine, bool (*collect)(void *user), void *user);
-/* under_pressure: whether live memory has passed a mark, so that a host with garbage collection
- * should collect and drop its handles now. relieved: moves the mark to what is live then and half
- * of it, or 8 MiB, or as many bytes as the host's own heap has, whichever is the most. Both depend
- * on the order of host calls, and on these bytes, only. */
+/* under_pressure: whether live memory has passed a mark, so that an application with garbage
+ * collection should collect and drop its handles now. relieved: moves the mark to what is live then
+ * and half of it, or 8 MiB, or as many bytes as the application's own heap has, whichever is the
+ * most. Both depend on the order of host calls, and on these bytes, only. */
 MS_API bool ms_engine_under_pressure(const ms_engine *engine);
 MS_API void ms_engine_relieved(ms_engine *engine, uint64_t host_bytes);
 

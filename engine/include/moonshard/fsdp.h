@@ -6,7 +6,7 @@
  * - A flat parameter is what a unit has of one dtype, trainable or not, shared by the same ranks,
  *   and computed with in one dtype: its parameters end to end, and zeros so that the length divides
  * by the number of ranks that shard. A shard is one rank's equal part of it, a piece the part of
- * one parameter that lies in this rank's shard.
+ * one parameter that is in this rank's shard.
  * - The layout says how shards are cut. Flat: anywhere, with the zeros after the last parameter. By
  *   rows: rank r has rows [r n, (r + 1) n) of each parameter, n the number of rows by the number of
  *   ranks, rounded up, with zeros for the rows that are missing to that.
@@ -18,7 +18,7 @@
  * - A parameter's tensor is its piece in the shard: 1-D, or rows in the parameter's trailing shape.
  *   While its unit is used, the same tensor is the whole parameter, in its own shape. Optimizers
  *   see pieces: their states have the pieces' shapes.
- * - Whole parameters lie in a storage that is dropped while the unit is not gathered. A gather
+ * - Whole parameters are in a storage that is dropped while the unit is not gathered. A gather
  *   restores it: what forward saved is right in backward unless a shard was written in between,
  *   which backward reports. A parameter with an empty piece has it in a part of the shard of its
  *   own, so that a step is noticed on every rank.
@@ -141,7 +141,7 @@ MS_API void ms_fsdp_free(ms_fsdp *fsdp);
 /* Gathers all parameters for good, and drops their gradients; then the model is as if it had never
  * been wrapped, and `fsdp` can only be freed. All ranks call it, between passes. */
 MS_API ms_status ms_fsdp_unwrap(ms_fsdp *fsdp);
-/* For hosts with garbage collection, as ms_reducer_abandon and ms_reducer_sweep. */
+/* For applications with garbage collection, as ms_reducer_abandon and ms_reducer_sweep. */
 MS_API void ms_fsdp_abandon(ms_fsdp *fsdp);
 MS_API void ms_fsdp_sweep(ms_engine *engine);
 /* The name of the first unit, among the sharded models of this engine, to whose parameters a
@@ -179,7 +179,7 @@ MS_API bool ms_fsdp_is_full(const ms_fsdp *fsdp, uint32_t unit);
  * before: shard is 1-D, in the dtype of computing; *sent (owned) is what travels, of one length and
  * dtype on all ranks. NULL: the shard.
  * after: gathered is what all ranks sent, one after another; *whole (owned) is the flat parameter
- * as its shards lie one after another, in any float dtype. NULL: what was gathered.
+ * as its shards are one after another, in any float dtype. NULL: what was gathered.
  * Gathers for summon, states and forwards in the shards' dtype (ms_fsdp_set_full) go without, and
  * so does a parameter that is not sharded. */
 typedef struct ms_gather_extension {
@@ -192,7 +192,7 @@ typedef struct ms_gather_extension {
 } ms_gather_extension;
 /* Once, before the first gather. Takes user over. */
 MS_API void ms_fsdp_extend(ms_fsdp *fsdp, ms_gather_extension extension);
-/* Where a parameter lies in the shards of a part: elements [at, at + count) of this rank's. By rows
+/* Where a parameter is in the shards of a part: elements [at, at + count) of this rank's. By rows
  * they are rows of the parameter, as many on each rank, zeros included. */
 typedef struct ms_shard_span {
     const char *name;
@@ -281,12 +281,12 @@ typedef struct ms_fsdp_live {
 MS_API ms_status ms_fsdp_set_joining(ms_fsdp *fsdp, bool yes, bool live_divisor);
 MS_API ms_status ms_fsdp_call(ms_fsdp *fsdp, uint32_t number, ms_fsdp_live *live);
 MS_API ms_status ms_fsdp_follow(ms_fsdp *fsdp, bool *more, uint32_t *number, ms_fsdp_live *live);
-/* Of the last pass: how often hosts have told each other what they need, and for how long this one
+/* Of the last pass: how often ranks have told each other what they need, and for how long this one
  * has waited for the others. */
-typedef struct ms_agreements {
+typedef struct ms_lockstep_stats {
     uint64_t count, wait_ns;
-} ms_agreements;
-MS_API ms_agreements ms_fsdp_agreements(const ms_fsdp *fsdp);
+} ms_lockstep_stats;
+MS_API ms_lockstep_stats ms_fsdp_lockstep_stats(const ms_fsdp *fsdp);
 
 /* What a forecast is made from. Times are in ms; those of computing are without that of other
  * uses. */
@@ -327,8 +327,8 @@ MS_API void ms_fsdp_piece_of_rank(const ms_fsdp *fsdp, uint32_t index, uint32_t 
 /* The elements of piece `index` as a 1-D tensor, owned: the memory of the shard, also while the
  * parameter's own tensor is whole. */
 MS_API ms_status ms_fsdp_piece_tensor(ms_fsdp *fsdp, uint32_t index, ms_tensor **out);
-/* After pieces were written by the host's own ways, on all ranks: what was gathered before counts
- * as changed, also on ranks that had nothing to write. */
+/* After pieces were written by the application's own ways, on all ranks: what was gathered before
+ * counts as changed, also on ranks that had nothing to write. */
 MS_API ms_status ms_fsdp_note_written(ms_fsdp *fsdp);
 /* MS_ERROR_STATE inside of a forward, a backward or a summon, where states are neither saved nor
  * loaded; `what` names the call. */
@@ -340,7 +340,7 @@ MS_API ms_status ms_fsdp_check_no_forward(const ms_fsdp *fsdp, const char *what)
  * them. MS_ERROR_ARGUMENT names the first that is of another one, or is missing. */
 MS_API ms_status ms_fsdp_shard(ms_fsdp *fsdp, ms_tensor *const *parameters, uint32_t count,
                                ms_tensor **out);
-/* For an optimizer's state of all parameters that lie with this one: f32 zeros, as long as the
+/* For an optimizer's state of all parameters that are with this one: f32 zeros, as long as the
  * shard, so of one size on all ranks; and the window on it for one parameter, in its piece's shape.
  * Both are owned. */
 MS_API ms_status ms_fsdp_state_new(ms_fsdp *fsdp, ms_tensor *parameter, ms_tensor **out);

@@ -70,7 +70,7 @@ MS_API ms_status ms_tensor_set_grad_home(ms_tensor *leaf, ms_tensor *home);
 
 /* Moves float leaves into one storage, one after another, and returns the storage as a 1-D tensor.
  * The leaves are then contiguous views of this tensor: writing it changes their values. Nothing
- * moves if they already lie in this order. Views and graphs that were made before keep the old
+ * moves if they already are in this order. Views and graphs that were made before keep the old
  * memory. MS_ERROR_ARGUMENT, and nothing has changed, for mixed dtypes, no leaves, a leaf that
  * occurs twice, and a leaf whose gradient has a home (a reducer's). *flat is owned. */
 MS_API ms_status ms_flatten(ms_engine *engine, ms_tensor *const *leaves, uint32_t count,

@@ -47,11 +47,11 @@ typedef struct ms_bucket {
     ms_bucket_kind kind;
     uint32_t index; /* in the order of launches in this pass: 0 is launched first */
     bool is_last;
-    /* Which of its model's buckets it is: stays the same until buckets are made anew. */
+    /* Which of its model's buckets it is: stays the same until buckets are made again. */
     uint32_t place;
-    /* Of flat (ms_collective.standing), where its memory stays from pass to pass, no script reduces
-     * it and the divisor does not change; else 0. */
-    uint32_t standing;
+    /* Of flat (ms_collective.fixed_address), where its memory stays from pass to pass, no script
+     * reduces it and the divisor does not change; else 0. */
+    uint32_t fixed_address;
     /* The result is added to gradients of earlier passes, which are not in the buffer. */
     bool continues;
     /* A parameter whose gradient a loss scaler has multiplied, where its tensor does not tell
@@ -107,7 +107,8 @@ static inline ms_status ms_bucket_account(const ms_bucket *bucket, uint32_t link
     return bucket->account ? bucket->account(bucket->account_user, link) : MS_OK;
 }
 /* The numbers of a tensor of any shape as one dimension, which is what links work on; in the same
- * memory where they follow each other there. Owned. Hosts pass what scripts give through it. */
+ * memory where they follow each other there. Owned. Applications pass what scripts give through it.
+ */
 MS_API ms_status ms_bucket_row(ms_tensor *given, ms_tensor **out);
 /* Later links see `tensor`, which has one dimension, as the buffer. */
 MS_API void ms_bucket_set_buffer(ms_bucket *bucket, ms_tensor *tensor);
@@ -151,8 +152,8 @@ typedef struct ms_link_state ms_link_state;
 MS_API ms_status ms_link_state_new(ms_engine *engine, ms_link_state **out);
 MS_API ms_link_state *ms_link_state_retain(ms_link_state *state); /* NULL is allowed */
 MS_API void ms_link_state_release(ms_link_state *state);          /* NULL is allowed */
-/* For hosts with garbage collection: marks one reference for release by the next sweep, so that
- * memory does not depend on when the collector runs. */
+/* For applications with garbage collection: marks one reference for release by the next sweep, so
+ * that memory does not depend on when the collector runs. */
 MS_API void ms_link_state_abandon(ms_link_state *state);
 MS_API void ms_link_states_sweep(ms_engine *engine);
 
@@ -245,7 +246,7 @@ typedef struct ms_link_options {
     } post_local_sgd;
 } ms_link_options;
 
-/* For hosts that read options by name: a field of ms_link_options. */
+/* For applications that read options by name: a field of ms_link_options. */
 typedef enum ms_option_type {
     MS_OPTION_NUMBER,
     MS_OPTION_INTEGER,
@@ -339,10 +340,10 @@ MS_API void ms_chain_drop(ms_link *taken, uint32_t count);
 MS_API ms_status ms_chain_run(const ms_link *links, uint32_t count, ms_bucket *bucket,
                               ms_tensor **result);
 
-/* For hosts that run a chain themselves. begin and end: what ms_chain_run does before its first and
- * after its last link; end gets the value that begin returned. The other functions run one native
- * link and check what its kind demands of the bucket; ms_link_run_decode needs a kind with
- * decode. */
+/* For applications that run a chain themselves. begin and end: what ms_chain_run does before its
+ * first and after its last link; end gets the value that begin returned. The other functions run
+ * one native link and check what its kind demands of the bucket; ms_link_run_decode needs a kind
+ * with decode. */
 MS_API ms_dtype ms_chain_begin(ms_bucket *bucket);
 MS_API void ms_chain_end(ms_bucket *bucket, ms_dtype autocast);
 MS_API ms_status ms_link_run_encode(const ms_link *link, ms_bucket *bucket);
@@ -354,17 +355,17 @@ MS_API ms_status ms_link_run_reduce(const ms_link *link, ms_bucket *bucket, ms_t
  * between->bucket is then this rank's shard: an all_reduce bucket of the ranks that hold it, with
  * the divisor that gives the mean over all ranks. close checks the result of the chain that reduced
  * it, and reports to error feedback what that chain lost. drop frees it (NULL is allowed). */
-typedef struct ms_between {
+typedef struct ms_hybrid {
     ms_bucket bucket;
     ms_bucket *of;
     ms_tensor *exact;   /* the shard in f32 before it was rounded, for error feedback, or NULL */
     double factor;      /* by which each rank's numbers were multiplied */
     const char **names; /* bucket's lists, while they are filled */
     uint32_t *positions;
-} ms_between;
-MS_API ms_status ms_between_open(const ms_link *reduce, ms_bucket *bucket, ms_between **out);
-MS_API ms_status ms_between_close(ms_between *between, ms_tensor *result);
-MS_API void ms_between_drop(ms_between *between);
+} ms_hybrid;
+MS_API ms_status ms_hybrid_open(const ms_link *reduce, ms_bucket *bucket, ms_hybrid **out);
+MS_API ms_status ms_hybrid_close(ms_hybrid *between, ms_tensor *result);
+MS_API void ms_hybrid_drop(ms_hybrid *between);
 
 /* A chain that is not all native. *result is owned, and ready at *ready (seq 0: after what the
  * group's communication stream has by then). */
@@ -389,13 +390,13 @@ typedef struct ms_pass_stats {
     uint64_t exposed_ns; /* how long the model's stream waited for results after backward */
     uint64_t step_ns;    /* from then to the step's end: clipping, optimizer */
     /* Number of reductions, and what their collectives sent. */
-    uint64_t calls, payload_bytes, wire_bytes, between_hosts_bytes;
+    uint64_t calls, payload_bytes, wire_bytes, between_nodes_bytes;
 } ms_pass_stats;
 
 /* What one link of a chain costs: the reductions in which it had a part, what they sent on its
  * account, and its time. */
 typedef struct ms_link_stats {
-    uint64_t calls, payload_bytes, wire_bytes, between_hosts_bytes, ns;
+    uint64_t calls, payload_bytes, wire_bytes, between_nodes_bytes, ns;
     uint64_t exposed_ns; /* the part of ns in which the model's stream waited */
 } ms_link_stats;
 

@@ -85,7 +85,7 @@ MS_API ms_status ms_folder_list(ms_context *context, const char *path, ms_names 
 MS_API ms_status ms_folder_remove(ms_context *context, const char *path);
 /* Makes the names in the folder durable. */
 MS_API ms_status ms_folder_sync(ms_context *context, const char *path);
-/* Renames and syncs the folder that both lie in. */
+/* Renames and syncs the folder that both are in. */
 MS_API ms_status ms_folder_rename(ms_context *context, const char *from, const char *to);
 
 /* -------------------------------------------------------------- safetensors */
@@ -120,7 +120,7 @@ MS_API const ms_safetensors_entry *ms_safetensors_find(const ms_safetensors *fil
 /* Metadata by index; false past the last. */
 MS_API bool ms_safetensors_metadata(const ms_safetensors *file, uint32_t index, const char **key,
                                     const char **value);
-/* All entry->bytes of one tensor, as they stand in the file. The error goes to `context`, which may
+/* All entry->bytes of one tensor, as they are in the file. The error goes to `context`, which may
  * be another thread's than open's. */
 MS_API ms_status ms_safetensors_read(ms_context *context, ms_safetensors *file,
                                      const ms_safetensors_entry *entry, void *buffer);
@@ -318,8 +318,8 @@ MS_API ms_status ms_checkpoint_remove(ms_context *context, const char *folder, c
 MS_API ms_status ms_checkpoint_rename(ms_context *context, const char *folder, const char *name,
                                       const char *to);
 
-/* ms_checkpoint_write on a thread of its own; the host may remove others from the folder meanwhile.
- * Takes the snapshot over if it succeeds. */
+/* ms_checkpoint_write on a thread of its own; the application may remove others from the folder
+ * meanwhile. Takes the snapshot over if it succeeds. */
 typedef struct ms_checkpoint_job ms_checkpoint_job;
 MS_API ms_status ms_checkpoint_start(ms_context *context, ms_snapshot *snapshot, const char *folder,
                                      const char *name, const void *manifest, size_t bytes,

@@ -60,7 +60,7 @@ MS_API bool ms_tensor_is_meta(const ms_tensor *tensor);
 MS_API ms_status ms_tensor_on(ms_storage *storage, ms_dtype dtype, uint32_t dims,
                               const int64_t *shape, ms_tensor **out);
 /* A window on base's storage: strides in elements; offset in elements from base's first. Everything
- * must lie inside the storage. */
+ * must be inside the storage. */
 MS_API ms_status ms_tensor_window(ms_tensor *base, uint32_t dims, const int64_t *shape,
                                   const int64_t *strides, int64_t offset, ms_tensor **out);
 /* The same window with no gradient history. */

@@ -60,7 +60,7 @@ MS_API uint32_t ms_tokenizer_size(const ms_tokenizer *tokenizer);
 MS_API uint64_t ms_tokenizer_memory(const ms_tokenizer *tokenizer);
 /* The id of the token that is this text, or MS_NO_TOKEN. */
 MS_API uint32_t ms_tokenizer_find(const ms_tokenizer *tokenizer, const char *text, size_t bytes);
-/* A token as text: the bytes that it stands for, or, in files of SentencePiece's kind, its name, in
+/* A token as text: the bytes that it represents, or, in files of SentencePiece's kind, its name, in
  * which U+2581 is a space. NULL: no token has this id. */
 MS_API const char *ms_tokenizer_token(const ms_tokenizer *tokenizer, uint32_t id, size_t *bytes);
 /* The tokens that begin and end a text, or MS_NO_TOKEN where the files name none. */

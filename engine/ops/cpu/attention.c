@@ -3,7 +3,7 @@
  * A block is 64 queries (the lanes of vectors) by up to 64 keys: its scores (16 KiB) stay in the
  * first cache. Where the diagonal of causal attention crosses a block, it is cut into parts of 16
  * keys, which leave out the vectors of queries that see none of them. Operands are packed first, as
- * f32 or as pairs of bf16; scores, softmax and all sums are f32. Where several documents lie in a
+ * f32 or as pairs of bf16; scores, softmax and all sums are f32. Where several documents are in a
  * row, blocks of keys before the documents of all queries of a block are left out, and the others
  * are cut and masked as on the diagonal. Sums over keys go from the first
  * to the last, sums over queries from the first head's first block to the last head's last: who
@@ -147,7 +147,7 @@ static queries queries_at(const ms_attention_args *a, int64_t batch, int64_t hea
 }
 
 /* How many keys the queries before `end` see. With causal attention the last query sees all keys,
- * so an earlier one sees as many fewer as it stands before the end. */
+ * so an earlier one sees as many fewer as it is before the end. */
 static int64_t keys_for(const ms_attention_args *a, int64_t end)
 {
     return a->causal ? a->keys - a->queries + end : a->keys;
@@ -159,7 +159,7 @@ static int64_t keys_seen(const job *j, const queries *q)
 }
 
 /* Fills first[LANES] for a part that begins at key `key`, where documents of some queries begin
- * later. Lanes from part->end on see nothing of it then. Lanes that stand for no query see all. */
+ * later. Lanes from part->end on see nothing of it then. Lanes that represent no query see all. */
 static void begin_documents(const job *j, const queries *q, int64_t key, float *first,
                             ms_score_block *part)
 {
@@ -352,7 +352,7 @@ static void finish_queries(const job *j, const progress *p, float *rows)
 /* Up to 256 queries of a head, so that each block of keys is packed once for all of them. The key
  * limit is the last block's, which sees the most; part_at leaves out what earlier blocks do not
  * see. The walk begins with the earliest document; later blocks of queries may begin later. The
- * work is 4 FLOPs for each score and number of the width, half of which lies in each of the two
+ * work is 4 FLOPs for each score and number of the width, half of which is in each of the two
  * products; the exponentials come next. */
 static void forward_tile(void *context, uint32_t index, ms_thread *thread)
 {

@@ -33,7 +33,7 @@ static uint32_t tiles_for(int64_t units, int64_t numbers)
     return (uint32_t)(tiles < 1 ? 1 : tiles);
 }
 
-/* Where a block begins in its row, its length, and where its scale and codes lie in the payload. A
+/* Where a block begins in its row, its length, and where its scale and codes are in the payload. A
  * row's payload has all scales first, then all codes; bare codecs have no scales. Units of one row
  * write different bytes of its payload, so tiles may be cut between them. */
 typedef struct place {

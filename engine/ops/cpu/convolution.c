@@ -9,7 +9,7 @@
  *
  * with k = channels * kernel of one group. A kernel of another device adds in f32 and rounds once.
  *
- * oneDNN has convolutions of its own, for layouts in which channels lie in blocks. With the copies
+ * oneDNN has convolutions of its own, for layouts in which channels are in blocks. With the copies
  * to and from these they are 1.1 to 1.4 times as fast with 64 channels and more, and 1.7 times with
  * few (f32, a core of an EPYC): not enough for a second path, which would give other bits.
  *
@@ -57,7 +57,7 @@ static int64_t depth_of(const ms_convolution_args *args)
 /* -------------------------------------------------------------------- plans */
 
 /* The product of a block of `places` places; of conv2d_data with `channels` channels. `widen`:
- * operands that were converted lie side by side. */
+ * operands that were converted are side by side. */
 static ms_gemm_shape shape_of(const ms_convolution_args *args, int64_t channels, int64_t places,
                               bool widen)
 {

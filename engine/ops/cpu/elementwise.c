@@ -78,7 +78,7 @@ static void scatter(const ms_loop *loop, ms_cursor cursor, void *to, size_t size
 }
 
 /* n elements of operand k (1 .. 3) in the computing type: in the tensor itself if it is direct and
- * the elements lie in one row, else in `to`. Of another dtype: converted from the tensor's own
+ * the elements are in one row, else in `to`. Of another dtype: converted from the tensor's own
  * memory where the elements follow each other, else from a copy in `raw`. */
 static const void *operand(const work *w, const ms_cursor *cursor, uint32_t k, int64_t n, stage *to)
 {
@@ -106,7 +106,7 @@ static const void *operand(const work *w, const ms_cursor *cursor, uint32_t k, i
     return to;
 }
 
-/* Converts n results, which lie in `from`, to the output's dtype and stores them. Where the output
+/* Converts n results, which are in `from`, to the output's dtype and stores them. Where the output
  * is contiguous, the conversion writes it directly. 16-bit operands are widened exactly and the
  * function is computed in f32, so this is the only rounding to 16 bits. */
 static void result(const work *w, const ms_cursor *cursor, const void *from, int64_t n)

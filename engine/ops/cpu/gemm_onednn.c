@@ -341,7 +341,7 @@ done:
 }
 
 /* Makes a primitive with OpenMP set to one thread, as its code may depend on the setting, and
- * restores the setting afterwards: the host program may use OpenMP itself. */
+ * restores the setting afterwards: the application may use OpenMP itself. */
 static dnnl_status_t make_primitive_alone(ms_gemm *gemm, const ms_gemm_shape *shape,
                                           ms_gemm_plan *plan)
 {

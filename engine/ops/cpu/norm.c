@@ -76,7 +76,7 @@ static void combine(const job *j, int64_t width, uint32_t which, ms_dtype dtype,
     if (out == NULL) return;
     float *total = j->partial + which * width;
     for (uint32_t tile = 1; tile < j->tiles; tile++) {
-        /* Two vectors of each tile lie between. */
+        /* Two vectors of each tile are between. */
         const float *part = total + (int64_t)tile * 2 * width;
         for (int64_t i = 0; i < width; i++) total[i] += part[i];
     }

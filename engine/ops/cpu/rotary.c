@@ -117,7 +117,7 @@ static void tile(void *context, uint32_t index, ms_thread *thread)
 
 /* A tile has at least 32768 elements, and there are at most 8 tiles: each of them starts with pow,
  * cos and sin in f64 for every pair, which must stay little work next to the rotations. The number
- * of tiles shows in the last bit of a result, since each tile starts its rotations anew; it must
+ * of tiles shows in the last bit of a result, since each tile starts its rotations again; it must
  * depend on the shape only. */
 static ms_task_result rotary_run(ms_run *run, void *arguments)
 {

@@ -94,7 +94,7 @@ MS_VECTOR ms_vh ms_v_to_f16(ms_vf v)
     return h;
 }
 
-/* MS_LANES elements of a row, from i on. The caller has made sure that all lanes lie in the row.
+/* MS_LANES elements of a row, from i on. The caller has made sure that all lanes are in the row.
  * With `dtype` as a constant (MS_ROW_SWITCH) one of the three ways is left. */
 MS_VECTOR ms_vf ms_row_get(ms_dtype dtype, const void *row, size_t i)
 {

@@ -109,7 +109,7 @@ static int64_t start_of(const ms_unfold *u, int64_t rows, int64_t channel, int64
            + column / w->stride[1];
 }
 
-/* Copies whole pieces, also past the end: what lies there is a run that comes later, or the margin.
+/* Copies whole pieces, also past the end: what is there is a run that comes later, or the margin.
  * Runs are short (a row of the output), and calls of memcpy would take most of the time. */
 static void copy_run(char *to, const char *from, size_t bytes)
 {

@@ -3,7 +3,7 @@
  *
  * Both go through padded planes: rows of an image with padding on all sides. A padded row is stored
  * as `stride` phases, phase p holding columns p, p + stride, p + 2 stride ...: the elements at one
- * place of consecutive windows then lie side by side, whatever stride and dilation are, and are
+ * place of consecutive windows then are side by side, whatever stride and dilation are, and are
  * copied as runs. */
 #ifndef MOONSHARD_OPS_CPU_UNFOLD_H
 #define MOONSHARD_OPS_CPU_UNFOLD_H

@@ -61,7 +61,7 @@ MS_VECTOR ms_vf ms_v_load_part(const float *p, size_t n)
     for (size_t i = 0; i < n; i++) lanes[i] = p[i];
     return *(const ms_vf *)lanes;
 }
-/* The first n lanes; what lies after them stays as it is. */
+/* The first n lanes; what is after them stays as it is. */
 MS_VECTOR void ms_v_store_part(float *p, ms_vf v, size_t n)
 {
     for (size_t i = 0; i < n; i++) p[i] = v[i];
@@ -256,7 +256,7 @@ MS_VECTOR ms_vf ms_v_exp_normal(ms_vf x)
     p = p * r + 1.666651517e-01f;
     p = p * r + 4.999999404e-01f;
     p = (p * r) * r + r + 1.0f;
-    /* The integer stands in the low bits of `shifted`; what is above them leaves on the left. */
+    /* The integer is in the low bits of `shifted`; what is above them leaves on the left. */
     return (ms_vf)(~none & (ms_vi)(p * (ms_vf)(((ms_vu)shifted << 23) + (127u << 23))));
 }
 

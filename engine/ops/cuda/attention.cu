@@ -413,7 +413,7 @@ MS_KERNEL_PAIRED(attention_one, ms_cuda_attention_call, 256)
 
 /* --------------------------------------------------------------- around cuDNN */
 
-/* A thread takes 8 elements of a row at a time. Neighbours lie side by side where heads do. */
+/* A thread takes 8 elements of a row at a time. Neighbours are side by side where heads are. */
 MS_KERNEL_FREE(attention_heads, ms_cuda_heads_call, 256)
 {
     int64_t chunks = args.width / 8, all = args.batches * args.times * args.heads * chunks;

@@ -249,7 +249,7 @@ static void build_forward(builder *b)
     multiply(b, p, heads(b, MS_ATTENTION_V, false, 0), heads(b, MS_ATTENTION_OUT, false, 0));
 }
 
-/* offset = the dot products of dout and out. The factor of 1 stands where dropout would scale: the
+/* offset = the dot products of dout and out. The factor of 1 is where dropout would scale: the
  * engines know the graph with it only. */
 static ms_cudnn_descriptor make_offset(builder *b, ms_cudnn_descriptor dout)
 {

@@ -24,7 +24,7 @@ MS_DEVICE float rounded(float x, bool draws, float u)
 
 /* ------------------------------------------------------------------------ codes */
 
-/* A kind: bits of a code, the greatest number that a code stands for, and both directions. */
+/* A kind: bits of a code, the greatest number that a code represents, and both directions. */
 template <int greatest, int shift> struct whole_code {
     static const int bits = shift ? 4 : 8;
     MS_DEVICE_MEMBER static float most() { return (float)greatest; }
@@ -105,7 +105,7 @@ MS_DEVICE uint64_t get_codes(const uint8_t *from, int bits, int64_t count)
     return codes;
 }
 
-/* Where the scale and the codes of a block lie: a row's payload has all scales first. */
+/* Where the scale and the codes of a block are: a row's payload has all scales first. */
 struct place {
     int64_t first, n;
     uint8_t *scale, *codes;

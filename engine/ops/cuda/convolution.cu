@@ -1,4 +1,4 @@
-/* convolution.cu: convolutions as products of tiles, whose operands are read where they lie: the
+/* convolution.cu: convolutions as products of tiles, whose operands are read where they are: the
  * left one at the sum of an offset of its row and one of the depth, the right one through the
  * window. Tables of 64 entries in shared memory hold these, so that indices are divided once for
  * each row and column of a tile. */
@@ -58,7 +58,7 @@ MS_DEVICE float input_of(const ms_cuda_convolution_call &args, const entry &a, c
 /* ---------------------------------------------------------------------- kinds */
 
 struct forward {
-    static const bool rows_are_near = true; /* neighbouring rows of the right lie side by side */
+    static const bool rows_are_near = true; /* neighbouring rows of the right are side by side */
     MS_DEVICE_MEMBER static const void *left(const ms_cuda_convolution_call &args)
     {
         return args.weight;

@@ -1,7 +1,7 @@
 /* convolution.h: what the convolution kernels of a GPU get.
  *
  * Each convolution is a product of two matrices for each group, whose elements are read where they
- * lie:
+ * are:
  *
  *   kernel         rows             columns                depth
  *   conv2d         output channels  places of all images   input channels and window

@@ -1,4 +1,4 @@
-/* matmul.c: the task of products: calls of cuBLASLt, one for all batches that lie in one stride. */
+/* matmul.c: the task of products: calls of cuBLASLt, one for all batches that are in one stride. */
 #include "ops/cuda/matmul.h"
 
 #include "ops/cuda/kernels.h"

@@ -99,7 +99,7 @@ static void run_reduce(ms_cuda_work *work, const void *arguments)
         &call, sizeof call);
 }
 
-/* Where many columns lie side by side, each has one thread. */
+/* Where many columns are side by side, each has one thread. */
 static void run_reduce_arg(ms_cuda_work *work, const void *arguments)
 {
     ms_cuda_reduce_arg_call call = { .r = *(const ms_reduce_arg_args *)arguments };

@@ -368,7 +368,7 @@ MS_DEVICE int64_t result_start(const ms_rows &rows, int64_t row)
     return row / rows.inner * rows.n * rows.inner + row % rows.inner;
 }
 
-/* One thread a row, for rows that lie side by side, and for short ones. */
+/* One thread a row, for rows that are side by side, and for short ones. */
 template <class T> MS_DEVICE void sum_serially(const ms_cuda_cumsum_call &args)
 {
     const ms_rows &rows = args.c.rows;

@@ -184,7 +184,7 @@ typedef struct timing {
     char *a, *b, *c, *beside, *bias, *workspace;
 } timing;
 
-/* Bytes that a matrix and those after it in the batch lie in, rounded up. */
+/* Bytes that a matrix and those after it in the batch are in, rounded up. */
 static size_t bytes_of(const ms_product_key *key, int64_t rows, int64_t columns, int64_t row,
                        int64_t batch, uint8_t dtype)
 {
@@ -192,7 +192,7 @@ static size_t bytes_of(const ms_product_key *key, int64_t rows, int64_t columns,
     return ((size_t)elements * ms_dtype_bytes((ms_dtype)dtype) + 255) / 256 * 256;
 }
 
-/* How many bytes the operands take, and where they lie behind `base` if that is not NULL. */
+/* How many bytes the operands take, and where they are behind `base` if that is not NULL. */
 static size_t lay_out(timing *t, char *base)
 {
     const ms_product_key *key = &t->plan->key;

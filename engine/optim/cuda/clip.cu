@@ -8,7 +8,7 @@ MS_DEVICE int64_t pieces_of(const ms_clip_tensor &tensor)
     return (tensor.elements + MS_CUDA_CLIP_PIECE - 1) / MS_CUDA_CLIP_PIECE;
 }
 
-/* The piece of this block: the number of its gradient, and where it lies there, as a row. */
+/* The piece of this block: the number of its gradient, and where it is there, as a row. */
 struct clip_piece {
     uint32_t tensor;
     ms_row row;

@@ -99,5 +99,5 @@ const ms_cuda_task ms_cuda_optimizer = { .task = { .name = "optimizer",
                                                    .kind = MS_KIND_OPTIMIZER },
                                          .function = run,
                                          .clear_padding = MS_CUDA_PADDING(optimizer),
-                                         .together = run_all,
+                                         .batch = run_all,
                                          .joins = joins };

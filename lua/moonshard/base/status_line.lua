@@ -2,7 +2,7 @@
 -- must do so that their text does not mix with it.
 local launch = require "moonshard.base.launch"
 
-local live = { shown = false }           -- shown: the cursor stands at the end of the line
+local live = { shown = false }           -- shown: the cursor is at the end of the line
 
 --- Whether lines can be rewritten in place. Only the program (not a host) can tell.
 ---@return boolean

@@ -1,7 +1,7 @@
 -- Checkpoints: the part `ms.checkpoint`. A folder step-00000050 with manifest.json and
 -- tensors.safetensors; where ranks have pieces of sharded tensors, also a file of each rank.
 --
--- The manifest has all values as a tree, in which {"$tensor": name} stands for a tensor of the
+-- The manifest has all values as a tree, in which {"$tensor": name} represents a tensor of the
 -- other files. It also has the type and hash of each tensor, or of each of its pieces with the file
 -- and the elements, and begins with a hash of itself, so
 -- that a flipped bit anywhere is detected. Nothing in a checkpoint is executed.

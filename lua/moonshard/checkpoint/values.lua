@@ -1,4 +1,4 @@
--- Values of states as JSON: {"$tensor": name} stands for a tensor, which is kept elsewhere. What
+-- Values of states as JSON: {"$tensor": name} represents a tensor, which is kept elsewhere. What
 -- JSON cannot hold exactly becomes a marked object.
 local core = require "moonshard.core"
 local piece = require "moonshard.parallel.shard_piece"

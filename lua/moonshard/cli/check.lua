@@ -262,7 +262,7 @@ local function missing(results, count)
   return list
 end
 
--- The result of a rank that stands for this one: it has the same shards, or there are none.
+-- The result of a rank that represents this one: it has the same shards, or there are none.
 local function standing_for(results, rank)
   if results[rank] then return results[rank] end
   for _, result in sorted_pairs(results) do

@@ -8,7 +8,7 @@
 -- are counted. Of equal ones the first is chosen.
 --
 -- The harness prepares the lines of HellaSwag's own file, which have activity_label, ctx_a and
--- ctx_b; so does this command, unless --raw is given. Other lines are scored as they stand.
+-- ctx_b; so does this command, unless --raw is given. Other lines are scored as they are.
 local core = require "moonshard.core"
 local launch = require "moonshard.base.launch"
 local live = require "moonshard.base.status_line"
@@ -142,7 +142,7 @@ local function ids_of(words, ctx, ending)
   local first = words.encode(text)
   local all = words.encode(text .. spaces .. ending)
   local given = math.min(#first, #all - 1)
-  -- Probabilities are those after an id: before a text that has none stands what begins texts.
+  -- Probabilities are those after an id: before a text that has none is what begins texts.
   if given == 0 then
     local begin = words.first or words.stop or not words.tokenizer and 10
     if not begin then return nil, "ctx is empty, and the tokenizer names no token before texts" end

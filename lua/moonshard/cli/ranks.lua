@@ -143,7 +143,7 @@ local function usual_folder(parsed)
 end
 
 -- The command that goes on with the run of this folder: the user's own, with other options where
--- they would begin anew, or go on with another run (a folder that exists gets a number). What a
+-- they would begin again, or go on with another run (a folder that exists gets a number). What a
 -- user's mpirun was given is not known here.
 local function resume_command(parsed, folder)
   local added = { "resume=auto" }

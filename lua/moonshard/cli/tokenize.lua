@@ -18,7 +18,7 @@ local function demand(value, message)
   return value
 end
 
--- The files below the paths, in order: a folder stands for all in it, but those that begin with a
+-- The files below the paths, in order: a folder represents all in it, but those that begin with a
 -- dot.
 local function files_of(paths)
   local files = {}

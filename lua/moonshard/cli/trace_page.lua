@@ -228,7 +228,7 @@ end
 
 ---@param title string
 ---@param events table[]
----@param text string what stands below the picture
+---@param text string what is below the picture
 ---@return string
 return function(title, events, text)
   local rows, place, spans, begin = {}, {}, core.json_list {}, math.huge

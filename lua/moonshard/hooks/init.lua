@@ -215,7 +215,7 @@ local function refuse_file(link)
   return not is_callable(link) and ("returned a %s, not a link"):format(type(link)) or nil
 end
 
--- The link that a value stands for: a link, the name of a native one, or a file that returns one.
+-- The link that a value represents: a link, the name of a native one, or a file that returns one.
 local function link_of(value, what)
   if type(value) == "string" and value:match "%.lua$" then
     return watch.link(value, what, refuse_file, hooks._name)

@@ -11,7 +11,7 @@
 ---@field shuffle? boolean             false: samples come in the order of the data
 ---@field seed? integer                of the order of samples; the engine's seed unless given
 ---@field group? ms.Group              ranks that share the batch; the world unless given
---- true: documents that lie one after the other in a sample do not see each other: batches have
+--- true: documents that are one after the other in a sample do not see each other: batches have
 --- `positions`, for the model. Tokens only.
 ---@field packed? boolean
 --- The token that ends a document, with packed. Unless given, that of the shards: `moonshard

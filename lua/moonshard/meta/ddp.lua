@@ -234,7 +234,7 @@
 --- ```
 ---@field set_buffer fun(self, t: ms.Tensor)
 --- Views of the buffer in the parameters' shapes; between the reductions of a hybrid bucket, 1-D:
---- the parts that lie in this rank's shard. After set_buffer, views of the new buffer, which must
+--- the parts that are in this rank's shard. After set_buffer, views of the new buffer, which must
 --- have the same length.
 --- ```lua
 --- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = function(bucket, next)

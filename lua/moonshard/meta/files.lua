@@ -81,7 +81,7 @@
 ---@field clip? number              the norm by which the loop clips
 ---@field ddp? ms.DDPOptions        other options
 ---@field fsdp? ms.FSDPOptions      other options
----@field links? ms.LinkLike[]      that stand before the hook
+---@field links? ms.LinkLike[]      that are before the hook
 
 --- Scripts on any recipe: the options hook=, overlap= and buckets= of a command line, each the
 --- name of a ready-made way or a Lua file, with the script's own options as hook.fraction=0.01; and
@@ -135,10 +135,10 @@
 --- valid:size() --> 2
 --- ```
 ---@field texts fun(cfg: table): ms.Dataset, ms.Dataset
---- For samples as text: the tokenizer of the model's folder, or the one that the shards of these data
---- sets name, which then becomes the model's (set_tokenizer). nil: none is named, or it is not there,
---- which a log line says. Ends the program with code 3 if they differ, or if one has more ids than
---- the model has rows. All ranks call it, and have the same result.
+--- For samples as text: the tokenizer of the model's folder, or the one that the shards of these
+--- data sets name, which then becomes the model's (set_tokenizer). nil: none is named, or it is not
+--- there, which a log line says. Ends the program with code 3 if they differ, or if one has more
+--- ids than the model has rows. All ranks call it, and have the same result.
 --- ```lua
 --- local model = ms.nn.gpt2 { vocab = 64, context = 16, layers = 1, width = 32, heads = 2 }
 --- ms.scripts.tokenizer(model) --> nil

@@ -174,11 +174,11 @@
 --- ```
 ---@field roots fun(module: ms.Module): ms.FSDP[]   sharded models in a module, in order
 
---- Parameters of a unit that lie in one shard: those of one dtype, trained or not.
+--- Parameters of a unit that are in one shard: those of one dtype, trained or not.
 ---@class ms.ShardPart
 ---@field index integer                from 0, in its unit
 ---@field length integer               of each rank's shard, zeros included
---- Where parameters lie in this rank's shard: `count` elements after the first `at`. By rows these
+--- Where parameters are in this rank's shard: `count` elements after the first `at`. By rows these
 --- are rows of the parameter, and equal on all ranks. shape: of the whole parameter.
 ---@field spans { name: string, shape: integer[], at: integer, count: integer }[]
 
@@ -226,7 +226,7 @@
 ---@field hits integer              uses of units that were gathered ahead
 ---@field misses integer            uses that had to gather their unit
 ---@field wasted_bytes integer      of units that were gathered ahead for nothing
----@field replans integer           plans that were made anew since the order of uses had changed
+---@field replans integer           plans that were made again since the order of uses had changed
 --- Of the strategy "tuned", once it has chosen.
 ---@field tuned? ms.Tuned
 --- Times are in ms of a pass: medians of passes that ran in turn with each plan.

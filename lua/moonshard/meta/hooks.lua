@@ -7,7 +7,7 @@
 --- "sum", or a divide_factor of fsdp), of M ranks 1 / M of the sum. If a single rank has saved for
 --- such a chain, the numbers of `flat` are divided. Between the reductions of hybrid buckets `flat`
 --- and `pieces` are of this rank's shard. Where ranks have other shards then, as many numbers as a
---- parameter has elements are cut anew, element by element, and others start anew.
+--- parameter has elements are cut again, element by element, and others start again.
 ---@class ms.State
 --- An f32 tensor with the length of the bucket's buffer, zeros at first. It is kept for each
 --- parameter, and so survives a rebuild of buckets.

@@ -88,7 +88,7 @@
 ---@field pack fun(tensors: ms.Tensor[]): ms.Tensor, ms.Tensor[]
 --- Moves parameters into one storage, one after another, and returns the storage as a 1-D tensor.
 --- The parameters become views of it: writing it changes their values. Nothing moves if they
---- already lie in this order. The tensor outlives the step. Of a sharded model: this rank's shard
+--- already are in this order. The tensor outlives the step. Of a sharded model: this rank's shard
 --- of one unit, `ms.flat(unit.parameters)`, zeros between and after the pieces included. All of
 --- them must be alike in dtype, and trained or not.
 --- ```lua

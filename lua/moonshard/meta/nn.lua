@@ -420,8 +420,8 @@
 --- copies of a tied head are not read. Settings that change the computation and that this library
 --- does not have are "unsupported". `save` writes the model as it was read: names, dtypes, every
 --- key of config.json, generation_config.json and the files of the tokenizer. The weights of a
---- model that is made on "meta" are read when it gets memory: by ms.fsdp, where each rank reads only
---- its own shards, by ms.ddp, or by materialize.
+--- model that is made on "meta" are read when it gets memory: by ms.fsdp, where each rank reads
+--- only its own shards, by ms.ddp, or by materialize.
 --- ```lua
 --- local made = ms.nn.gpt2 { vocab = 64, context = 16, layers = 1, width = 32, heads = 2 }
 --- assert(made:save "tiny") -- a folder with config.json
@@ -472,7 +472,7 @@
 --- ```
 ---@field tokenizer fun(self): ms.Tokenizer?, string?, string?
 --- The model's tokenizer from now on: `save` puts its files beside the weights, and a config.json
---- that is made anew names its ids that begin and end a text. Raises if it has more ids than the
+--- that is made again names its ids that begin and end a text. Raises if it has more ids than the
 --- model has rows.
 --- ```lua
 --- local json = assert(io.open("tokenizer.json", "w"))

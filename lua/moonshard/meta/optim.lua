@@ -377,8 +377,8 @@
 --- Copies by parameter name, which stay as they are while the optimizer steps; with live, the
 --- tensors themselves, for who reads them at once. Of parameters of a sharded model: kind "full",
 --- the default: whole tensors on rank 0 of the model, and an empty table elsewhere; "sharded": each
---- rank has ms.Piece of the states that lie as the parameters do. All ranks call it then. It loads
---- at any number of ranks.
+--- rank has ms.Piece of the states that are laid out as the parameters are. All ranks call it then.
+--- It loads at any number of ranks.
 --- ```lua
 --- local model = ms.nn.Linear(1, 1)
 --- local optimizer = ms.optim.adam(model)

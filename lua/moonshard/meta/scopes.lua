@@ -129,7 +129,7 @@
 ---@field value fun(self): any
 --- Registers a callback. f(value) runs on the host, with the future's stream current: at once, or
 --- after the running hook or callback has returned. Callbacks run in order of registration. f
---- returns the value of the new future: a future, a tensor or a list of tensors; nil stands for the
+--- returns the value of the new future: a future, a tensor or a list of tensors; nil represents the
 --- same value.
 --- ```lua
 --- local halved = ms.world():all_reduce(ms.ones { 2 }):and_then(function(t) return t:div(2) end)

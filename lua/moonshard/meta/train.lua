@@ -44,7 +44,7 @@
 ---@field clip? number                 greatest global norm of the gradients; none unless given
 ---@field dtype? "f32"|"bf16"|"f16"    of autocast; "f32" unless given; "f16" adds a loss scaler
 ---@field run? string                  the run's folder; runs/<recipe> unless given
---- "never" (the default): the run starts anew; if its folder exists, it takes the next free name.
+--- "never" (the default): the run starts again; if its folder exists, it takes the next free name.
 --- "auto": the run continues from the newest undamaged checkpoint of its folder. A path: it
 --- continues from this checkpoint, or from the newest one of this folder; later checkpoints in the
 --- run's folder are then renamed to aside-*.
@@ -118,11 +118,11 @@
 ---@field train fun(options: ms.TrainOptions): ms.TrainResult
 --- For loops written by hand: makes the loss of a step the mean over the targets of all its passes
 --- and ranks. weights: one number of 0 or more, or tensor of one element, for each pass of this
---- rank, before the first backward. weigh(i, loss) is the loss [] of pass i, times its weight, times
---- passes * ranks / the sum of all weights. It is to be divided by the number of passes, and
+--- rank, before the first backward. weigh(i, loss) is the loss [] of pass i, times its weight,
+--- times passes * ranks / the sum of all weights. It is to be divided by the number of passes, and
 --- gradients averaged over the group (the world unless given), as `ms.ddp` and `ms.fsdp` do. A pass
---- of weight 0 counts nothing, even if its loss is nan. All ranks of the group call it, with as many
---- passes. Errors: no weights; a weight below 0, inf or nan; weigh: no such pass.
+--- of weight 0 counts nothing, even if its loss is nan. All ranks of the group call it, with as
+--- many passes. Errors: no weights; a weight below 0, inf or nan; weigh: no such pass.
 --- ```lua
 --- local net = ms.nn.Linear(2, 4)
 --- local y = { ms.tensor { 3, -100, -100 }, ms.tensor { 1, 0, 2 } }

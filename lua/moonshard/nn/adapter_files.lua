@@ -181,7 +181,7 @@ local function read_config(where)
   }
 end
 
---- What stands for a model where files are read: it has the adapters' names alone.
+--- What represents a model where files are read: it has the adapters' names alone.
 ---@param model ms.Module
 ---@return table
 function adapter_files.reader(model)

@@ -115,7 +115,7 @@ end
 ---@field peaks ms.Tensor f32 [count]: the greatest logit from which each new id was drawn
 
 -- Logits [vocab] after the ids so far. The cache has the positions of all ids but the new ones.
--- Past the context each id shifts the positions of all others, so the window is computed anew.
+-- Past the context each id shifts the positions of all others, so the window is computed again.
 local function next_logits(self)
   local count = math.min(self.length, self.context)
   if self.cache and self.length > self.context then self.cache = nil end

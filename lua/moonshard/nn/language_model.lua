@@ -111,7 +111,7 @@ function LanguageModel:tokenizer()
 end
 
 --- The model's tokenizer, whose files `save` puts beside the weights in place of those that the
---- model came with; a config.json that is made anew names its ids that begin and end a text. The
+--- model came with; a config.json that is made again names its ids that begin and end a text. The
 --- tokenizer may have no more ids than the model has rows.
 ---@param tokenizer ms.Tokenizer
 ---@return true?
@@ -133,7 +133,7 @@ function LanguageModel:set_tokenizer(tokenizer)
     end
     origin.files = texts
   end
-  -- For a config.json that is made anew: the ids that begin and end a text.
+  -- For a config.json that is made again: the ids that begin and end a text.
   origin.ends = {
     bos_token_id = words.first or core.json_null, eos_token_id = words.stop or core.json_null,
   }

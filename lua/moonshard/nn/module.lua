@@ -262,7 +262,7 @@ function module.class(name, base)
   return class
 end
 
---- An object that stands for a module: it has the module's parameters, and what is assigned to it
+--- An object that represents a module: it has the module's parameters, and what is assigned to it
 --- is the module's. meta: the rest of its metatable.
 ---@param inner ms.Module
 ---@param meta table

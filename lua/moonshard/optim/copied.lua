@@ -1,5 +1,5 @@
 -- States of optimizers that come from another rank: of a ddp model all ranks hold the same, so one
--- rank's state stands for all.
+-- rank's state represents all.
 local core = require "moonshard.core"
 local hooks = require "moonshard.hooks"
 local ownership = require "moonshard.base.ownership"

@@ -328,7 +328,7 @@ local function refuse_scaled(self_called, p, position, instead)
   end
 end
 
--- States of a sharded model's parameters that lie together lie together as well, in one storage for
+-- States of a sharded model's parameters that are together are together as well, in one storage for
 -- each kind of state: ranks, which have different pieces, then allocate alike. Only an optimizer of
 -- all these parameters does so.
 local function place_of(self, p)

@@ -1,5 +1,5 @@
--- States of optimizers whose parameters are sharded by fsdp: a state that lies as its parameter
--- does (a momentum) is in pieces, others (a count of steps) are the same on all ranks.
+-- States of optimizers whose parameters are sharded by fsdp: a state that is laid out as its
+-- parameter does (a momentum) is in pieces, others (a count of steps) are the same on all ranks.
 local core = require "moonshard.core"
 local module = require "moonshard.nn.module"
 local piece = require "moonshard.parallel.shard_piece"
@@ -103,7 +103,7 @@ local function read_told(one, rank)
   return { tensors = tensors, values = one.values, rank = rank }
 end
 
--- What all ranks have: by name of a parameter, by key as text, whether the state lies as the
+-- What all ranks have: by name of a parameter, by key as text, whether the state is laid out as the
 -- parameter does, and its dtype and shape. A piece of one number looks as a state of one number
 -- does; ranks with longer pieces tell. alone: states are those of a native kind, which differ in
 -- shape from counts, also where a piece has one number: what this rank has tells all, unless others
@@ -216,20 +216,20 @@ end
 
 local floats = { f32 = true, f16 = true, bf16 = true }
 
--- Whether a state of this shape lies as the item's parameter. Of a parameter that is one number, an
--- integer (a count of steps) is not such a state.
+-- Whether a state of this shape is laid out as the item's parameter. Of a parameter that is one
+-- number, an integer (a count of steps) is not such a state.
 local function is_like(item, shape, dtype)
   return piece.same_shape(shape, item.shape) and (floats[dtype] or piece.elements(shape) ~= 1)
 end
 
--- Whether a value of a state stands for all of what this rank has a piece of.
+-- Whether a value of a state represents all of what this rank has a piece of.
 local function is_whole_of(item, value)
   if piece.is(value) then return piece.same_shape(value.shape, item.shape) end
   return piece.is_tensor(value) and is_like(item, value:shape(), value:dtype())
 end
 
--- Keys of states that do not lie as parameters do. Of a parameter that is one number both kinds
--- look alike, so other parameters tell.
+-- Keys of states that are not laid out as parameters are. Of a parameter that is one number both
+-- kinds look alike, so other parameters tell.
 local function shared_keys(by_name, states)
   local shared = {}
   for name, state in pairs(states) do
@@ -243,7 +243,7 @@ local function shared_keys(by_name, states)
   return shared
 end
 
--- Names of such keys as they stand in names of tensors.
+-- Names of such keys as they are in names of tensors.
 local function parts_of_names(shared)
   local list = core.json_list {}
   for key in pairs(shared) do list[#list + 1] = values.name_part(key) end
@@ -266,7 +266,8 @@ local function write_down(given, by_name)
   }, out.tensors
 end
 
--- The item whose state is the tensor of that name in a tree, if it lies as the item's parameter.
+-- The item whose state is the tensor of that name in a tree, if it is laid out as the item's
+-- parameter.
 local function item_of(by_path, one, shared)
   local path, key = one.name:match "^(state/parameters/.*)/([^/]*)$"
   local item = by_path[path]
@@ -311,7 +312,7 @@ end
 ---@param problem fun(given: table, foreign: table<string, boolean>): string?
 ---@return table given
 ---@return table<string, ms.StateItem> items by name, those that only other ranks have too
----@return table<any, boolean> shared keys of states that do not lie as parameters do
+---@return table<any, boolean> shared keys of states that are not laid out as parameters are
 function saved.given(self, models, given, problem)
   local items, foreign, by_name, group = items_of(self, models), {}, {}, models[1].group
   for _, item in ipairs(items) do
@@ -368,7 +369,8 @@ function saved.each_source(self, models, given, f)
 end
 
 --- A new state of a parameter's piece with this rank's elements of what was saved; nil if the
---- value is not one that lies as the parameter does. place: memory for it (see init.lua), or nil.
+--- value is not one that is laid out as the parameter is. place: memory for it (see init.lua), or
+--- nil.
 ---@param item ms.StateItem
 ---@param key string
 ---@param value ms.Tensor|ms.Piece|ms.Source

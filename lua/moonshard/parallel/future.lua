@@ -233,7 +233,7 @@ end)
 
 --- f(value) runs on the host with the future's stream current: at once, or after the running hook
 --- or callback has returned. f returns the value of the new future: a future, a tensor or a list of
---- tensors; nil stands for the same value.
+--- tensors; nil represents the same value.
 ---@param f fun(value: any): any
 ---@return ms.Future
 function Future:and_then(f)

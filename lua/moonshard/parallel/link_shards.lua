@@ -135,7 +135,7 @@ local function from_all(entry, place, replicas, adds_up, source)
   return made:mul_(1 / (adds_up and replicas or covered / place.total))
 end
 
---- This rank's numbers, or nil where it has none, or where they cannot be cut anew.
+--- This rank's numbers, or nil where it has none, or where they cannot be cut again.
 ---@param entry ms.LinkShards
 ---@param ranks integer that have saved
 ---@param world ms.Group

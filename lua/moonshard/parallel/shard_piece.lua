@@ -177,14 +177,14 @@ function piece.put(there, value, first, count)
   end)
 end
 
---- Whether a value stands for a tensor in a state that is loaded.
+--- Whether a value represents a tensor in a state that is loaded.
 ---@param value any
 ---@return boolean
 function piece.is_tensor(value)
   return core.is_tensor(value) or piece.is(value) or piece.is_source(value)
 end
 
---- The shape of the whole tensor for which a value stands.
+--- The shape of the whole tensor for which a value is.
 ---@param value ms.Tensor|ms.Piece|ms.Source
 ---@return integer[]
 function piece.shape_of(value)

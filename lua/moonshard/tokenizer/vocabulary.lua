@@ -99,7 +99,7 @@ function vocabulary.misfit(self, model)
 end
 
 --- A prompt's ids: those of a text, or the id that begins texts, or a line break. nil: there is no
---- text, and no id stands for that.
+--- text, and no id represents that.
 ---@param self ms.Vocabulary
 ---@param text? string
 ---@param options? ms.EncodeOptions

@@ -96,7 +96,7 @@ local function tell(passed)
 end
 
 -- The newest checkpoint of a folder, or the newest one before `before`, which turned out to be
--- damaged. If there are checkpoints and none can be read, the run ends: it must not start anew
+-- damaged. If there are checkpoints and none can be read, the run ends: it must not start again
 -- silently.
 local function find(search, before)
   local path, passed, message = store.find(search, before)

@@ -47,7 +47,7 @@ end
 ---@param what string for messages
 ---@param accept fun(value: any): string?
 ---@param take fun(value: any, item: table): fun()
----@param owner table the link or planner that stands for the file, as use and drop know it
+---@param owner table the link or planner that represents the file, as use and drop know it
 ---@param make? fun(value: any): any what becomes of what the file returns, before it is accepted
 ---@return any
 function watch.open(path, what, accept, take, owner, make)
@@ -225,7 +225,7 @@ end
 
 ---------------------------------------------------------------------------------------------- links
 
--- metatable of { current, item, name }, which stands for the link of a watched file
+-- metatable of { current, item, name }, which represents the link of a watched file
 local Link = {}
 
 --- A link from a file; name(link) is what messages call one.

@@ -1,5 +1,5 @@
 /* figures.h: what the programs of this folder measure and print. They measure as `moonshard bench
- * collectives` does, so that their figures stand beside its own: a sample is the mean of some runs,
+ * collectives` does, so that their figures are beside its own: a sample is the mean of some runs,
  * one after another, because one run alone may find the bytes of a peer that was ahead.
  *
  * The command line names sizes, in bytes, or 65536x20: a size, and how many runs a sample has. Each

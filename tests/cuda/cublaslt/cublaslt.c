@@ -27,7 +27,7 @@
 
 enum { SUCCESS = 0, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
 enum { F32 = 0, F16 = 2, BF16 = 14 };
-/* Bits of epilogues: GELU comes with BESIDE alone here, what goes into it. SUM_A and SUM_B stand
+/* Bits of epilogues: GELU comes with BESIDE alone here, what goes into it. SUM_A and SUM_B are
  * alone. */
 enum { BIAS = 4, GELU = 32, BESIDE = 128, SUM_A = 256, SUM_B = 512 };
 

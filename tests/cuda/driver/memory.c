@@ -14,7 +14,7 @@ static void map(const void *address, size_t bytes)
 API int cuMemAlloc_v2(unsigned long long *out, size_t bytes)
 {
     int result = begin_relaxed("cuMemAlloc_v2", "memory is allocated");
-    /* The size stands before the memory. */
+    /* The size is before the memory. */
     char *memory = result ? NULL : aligned_alloc(256, (bytes + 255) / 256 * 256 + 256);
     if (!result && !memory) result = OUT_OF_MEMORY;
     if (!result) driver.left++;

@@ -109,7 +109,7 @@ static const char *name_of(unsigned stream, uint32_t count)
 /* ------------------------------------------------------------------- memory */
 
 /* Reads are those since the last write. A read that is ordered before a later one is not needed, as
- * what is ordered after the later one is ordered after both; so one read stands for all, except
+ * what is ordered after the later one is ordered after both; so one read represents all, except
  * where two are not ordered: MANY. */
 typedef struct cell {
     stamp written, read;
@@ -153,7 +153,7 @@ void order_map(const void *address, size_t bytes)
     mapped[mapped_count++] = (range){ (uintptr_t)address, (uintptr_t)address + bytes };
 }
 
-/* What was written there is forgotten: the next user of the address begins anew. */
+/* What was written there is forgotten: the next user of the address begins again. */
 void order_unmap(const void *address, size_t bytes)
 {
     uintptr_t begin = (uintptr_t)address, end = begin + bytes;

@@ -1,4 +1,4 @@
-/* work.c: work of streams, and when it runs. */
+/* link_ops.c: work of streams, and when it runs. */
 #include "work.h"
 
 #include <stdio.h>
@@ -86,7 +86,7 @@ static bool is_faulty(const char *name)
 }
 
 /* Functions of the host call nothing of the driver and wait for nothing: the lock stays taken, so
- * that all work stands still while one runs. */
+ * that all work stops while one runs. */
 void carry_out(const work *now)
 {
     if (now->kind == KERNEL && is_faulty(now->name)) driver.stopped = ILLEGAL_ADDRESS;
@@ -121,7 +121,7 @@ static bool step(stream *on)
     order_begin(on->number, &now->host, now->name);
     carry_out(now);
     if (now->kind == WAIT) order_wait(on->number, &now->event->clock);
-    /* An event stands for its latest record, in the order of the host's calls. */
+    /* An event represents its latest record, in the order of the host's calls. */
     if (now->kind == RECORD && now->record > now->event->passed) {
         now->event->passed = now->record;
         now->event->ns = clock_ns();

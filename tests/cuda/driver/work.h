@@ -1,4 +1,4 @@
-/* work.h: what the files of the stand-in share: work, streams, events. */
+/* link_ops.h: what the files of the stand-in share: work, streams, events. */
 #ifndef MOONSHARD_TEST_CUDA_WORK_H
 #define MOONSHARD_TEST_CUDA_WORK_H
 
@@ -42,7 +42,7 @@ typedef struct capture capture;
 typedef struct program program;
 typedef struct work work;
 
-/* The last work of a capture that something stands for. */
+/* The last work of a capture that something represents. */
 typedef struct front {
     uint64_t capture; /* its number; 0: none */
     work **last;
@@ -53,7 +53,7 @@ typedef struct event {
     struct event *next;
     uint64_t records, passed; /* how often it was recorded, and passed */
     uint64_t ns;
-    order_clock clock; /* of what it stands for */
+    order_clock clock; /* of what it represents */
     front front;       /* the same, where it was last recorded in a capture */
 } event;
 
@@ -121,7 +121,7 @@ int begin_relaxed(const char *call, const char *words);
 int begin_never(const char *call, const char *words);
 void count_left(int change);
 
-/* work.c */
+/* link_ops.c */
 extern order_clock host; /* what the host knows to be over */
 extern uint64_t seed;
 uint64_t draw(void);
@@ -141,7 +141,7 @@ void carry_out(const work *now);
 bool is_pinned(const void *memory, size_t bytes);
 /* What a capture copies from or to the host is pinned: what became of other memory is not known. */
 int check_pinned(const stream *on, const void *memory);
-/* No part of it lies in another piece of registered memory than the rest, or in none. */
+/* No part of it is in another piece of registered memory than the rest, or in none. */
 bool is_in_one_piece(const void *memory, size_t bytes);
 
 /* command.c */

@@ -58,7 +58,7 @@ typedef struct ncclConfig_t {
 
 /* ------------------------------------------------------------------ wrong.c */
 
-/* Replaces what goes wrong, and counts anew; NULL: nothing does. */
+/* Replaces what goes wrong, and counts again; NULL: nothing does. */
 STUB_EXPORT void stub_nccl_plan(const char *plan);
 /* What ncclGetLastError answers from now on; it is not copied. */
 STUB_EXPORT void stub_nccl_says(const char *text);

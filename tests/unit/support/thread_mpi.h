@@ -7,7 +7,7 @@
 #include "comm/mpi/module/module.h"
 
 extern const ms_mpi_module thread_mpi;
-/* A new world; none is open. failing: as in hosts_job.h. */
+/* A new world; none is open. failing: as in cluster_job.h. */
 void thread_mpi_begin(uint32_t size, size_t eager_bytes, unsigned failing);
 /* The module's next `begin` is that of this rank. */
 void thread_mpi_next(uint32_t rank);

@@ -1,14 +1,15 @@
-/* acceptor.h: the visitors at a port where processes of a job from other hosts are awaited: rank
- * 0's, the first keeper's, and that of the process that has started the job. For comm/job/ and
+/* acceptor.h: the callers at a port where processes of a job from other nodes are awaited: rank
+ * 0's, the first agent's, and that of the process that has started the job. For comm/job/ and
  * comm/control/cluster/ only.
  *
  * Invariants
- * - All visitors are heard at once: none waits for another, whatever it sends or does not send.
- * - Before a visitor has proven that it has the job's token (authentication.h), only its greeting
- * and its answer are taken, which are MS_PORTER_STRANGER_BYTES. After it, its introduction: one
+ * - All callers are heard at once: none waits for another, whatever it sends or does not send.
+ * - Before a caller has proven that it has the job's token (authentication.h), only its greeting
+ * and its answer are taken, which are MS_ACCEPTOR_STRANGER_BYTES. After it, its introduction: one
  * frame of the kind that this port awaits, whose length is known.
- * - A visitor has MS_PORTER_NS for all of that. At most as many as are awaited and
- *   MS_PORTER_MORE are there at once: for a new one, the oldest of those that have said least goes.
+ * - A caller has MS_ACCEPTOR_NS for all of that. At most as many as are awaited and
+ *   MS_ACCEPTOR_MORE are there at once: for a new one, the oldest of those that have said least
+ * goes.
  * - The connections of others are closed, which is logged, and nothing else happens. */
 #ifndef MOONSHARD_COMM_CONTROL_CLUSTER_ACCEPTOR_H
 #define MOONSHARD_COMM_CONTROL_CLUSTER_ACCEPTOR_H
@@ -16,23 +17,23 @@
 #include "comm/control/cluster/frame.h"
 #include "comm/control/cluster/authentication.h"
 
-#define MS_PORTER_NS ((uint64_t)10 * 1000000000)
-#define MS_PORTER_MORE 64
-#define MS_PORTER_STRANGER_BYTES (sizeof(ms_greeting) + MS_ANSWER_BYTES)
+#define MS_ACCEPTOR_NS ((uint64_t)10 * 1000000000)
+#define MS_ACCEPTOR_MORE 64
+#define MS_ACCEPTOR_STRANGER_BYTES (sizeof(ms_greeting) + MS_ANSWER_BYTES)
 
-typedef struct ms_porter ms_porter;
+typedef struct ms_acceptor ms_acceptor;
 
-typedef struct ms_porter_options {
-    ms_file *listener; /* owned by the porter */
+typedef struct ms_acceptor_options {
+    ms_file *listener; /* owned by the acceptor */
     ms_port_kind kind; /* of the port */
     uint8_t token[MS_TOKEN_BYTES];
     ms_frame_kind awaits; /* HELLO, CALL or COMING */
     uint32_t awaited;     /* how many processes are to come, at most MS_LOCAL_RANKS_MAX */
-    char place[128];      /* "port 29501 of host node1", for the log */
-} ms_porter_options;
+    char place[128];      /* "port 29501 of node node1", for the log */
+} ms_acceptor_options;
 
-/* A visitor that has the token, and its introduction, checked as frames are. */
-typedef struct ms_guest {
+/* A caller that has the token, and its introduction, checked as frames are. */
+typedef struct ms_accepted {
     ms_file *socket;
     uint32_t number; /* of its greeting */
     union {
@@ -40,15 +41,17 @@ typedef struct ms_guest {
         ms_call_body call;
         ms_coming_body coming;
     } body;
-} ms_guest;
+} ms_accepted;
 
-/* On failure, too, the listener is the porter's: it is closed. */
-ms_status ms_porter_open(ms_context *context, const ms_porter_options *options, ms_porter **out);
-/* The next guest, whose socket is the caller's; 0 or -errno, -ETIMEDOUT: none has come. */
-int ms_porter_next(ms_porter *porter, uint64_t timeout_ns, ms_guest *out);
-/* Welcomes a guest, or refuses it: says and logs why. false: its socket is closed. */
-bool ms_porter_answer(ms_porter *porter, ms_guest *guest, const char *refusal);
-/* Closes the port, and the connections of visitors that are no guests; NULL is allowed. */
-void ms_porter_close(ms_porter *porter);
+/* On failure, too, the listener is the acceptor's: it is closed. */
+ms_status ms_acceptor_open(ms_context *context, const ms_acceptor_options *options,
+                           ms_acceptor **out);
+/* The next accepted caller, whose socket is the caller's; 0 or -errno, -ETIMEDOUT: none has come.
+ */
+int ms_acceptor_next(ms_acceptor *acceptor, uint64_t timeout_ns, ms_accepted *out);
+/* Welcomes an accepted caller, or refuses it: says and logs why. false: its socket is closed. */
+bool ms_acceptor_answer(ms_acceptor *acceptor, ms_accepted *accepted, const char *refusal);
+/* Closes the port, and the connections of callers that are no accepted callers; NULL is allowed. */
+void ms_acceptor_close(ms_acceptor *acceptor);
 
 #endif

@@ -1,4 +1,4 @@
-/* agent_process.c: a forked process waits until it is needed as the keeper of its host. */
+/* agent_process.c: a forked process waits until it is needed as the agent of its node. */
 #include "comm/control/cluster/agent_process.h"
 
 #include <errno.h>
@@ -10,25 +10,28 @@
 #define MS_WHY_NS ((uint64_t)1000000000)
 #define MS_CODE_NOT_MET 2 /* the exit code of a job whose ranks have not met */
 
-/* A rank that has ended takes the answer no more, and the keeper finds that out at its door. */
-static void answer(ms_context *context, ms_file *socket, ms_status status, const ms_keeper *keeper,
-                   const ms_keeper_options *options)
+/* A rank that has ended takes the answer no more, and the agent finds that out at its local socket.
+ */
+static void answer(ms_context *context, ms_file *socket, ms_status status, const ms_agent *agent,
+                   const ms_agent_options *options)
 {
-    ms_served served;
+    ms_agent_answer served;
     memset(&served, 0, sizeof served);
     served.status = status;
     served.options = *options;
     if (status) snprintf(served.why, sizeof served.why, "%s", context->error.message);
-    if (keeper) snprintf(served.door, sizeof served.door, "%s", ms_keeper_door(keeper));
+    if (agent)
+        snprintf(served.local_socket, sizeof served.local_socket, "%s",
+                 ms_agent_socket_path(agent));
     (void)context->os->socket_send(context->os->user, socket, &served, sizeof served, NULL, 0);
 }
 
 /* The socket stays open: it ends with the process. */
-ms_status ms_keeper_serve(ms_context *context, int descriptor, ms_keeper **out)
+ms_status ms_agent_serve(ms_context *context, int descriptor, ms_agent **out)
 {
     const ms_os *os = context->os;
     ms_file *socket = NULL;
-    ms_keeper_options options;
+    ms_agent_options options;
     uint32_t count = 0;
     *out = NULL;
     int error = os->shared_adopt(os->user, descriptor, &socket);
@@ -39,32 +42,32 @@ ms_status ms_keeper_serve(ms_context *context, int descriptor, ms_keeper **out)
                                    0, &count);
     while (bytes == -EAGAIN || bytes == -ETIMEDOUT);
     if (bytes != (int64_t)sizeof options) return MS_OK;
-    ms_keeper *keeper = NULL;
-    ms_status status = ms_keeper_open(context, &options, &keeper);
-    if (!status) status = ms_keeper_call_starter(keeper);
-    answer(context, socket, status, keeper, &options);
+    ms_agent *agent = NULL;
+    ms_status status = ms_agent_open(context, &options, &agent);
+    if (!status) status = ms_agent_call_starter(agent);
+    answer(context, socket, status, agent, &options);
     if (!status) {
-        status = ms_keeper_gather(keeper, &options);
+        status = ms_agent_gather(agent, &options);
         if (status) answer(context, socket, status, NULL, &options);
-        if (status) ms_keeper_tell_code(keeper, MS_CODE_NOT_MET);
+        if (status) ms_agent_tell_code(agent, MS_CODE_NOT_MET);
     }
-    if (!status) *out = keeper;
-    else if (keeper) ms_keeper_close(keeper);
+    if (!status) *out = agent;
+    else if (agent) ms_agent_close(agent);
     return status;
 }
 
 /* --------------------------------------------------------------- the rank's side */
 
-/* The same error, with the host. What a keeper tells names its host already. */
-static ms_status name_host(ms_context *context, const ms_keeper_options *options, ms_status status)
+/* The same error, with the node. What an agent tells names its node already. */
+static ms_status name_node(ms_context *context, const ms_agent_options *options, ms_status status)
 {
     char why[MS_ERROR_MESSAGE_BYTES];
     memcpy(why, context->error.message, sizeof why);
-    return ms_fail(context, status, "host %s: %.900s", options->names[options->host], why);
+    return ms_fail(context, status, "host %s: %.900s", options->names[options->node], why);
 }
 
-ms_status ms_served_ask(ms_context *context, ms_file *socket, const ms_keeper_options *options,
-                        ms_served *out)
+ms_status ms_agent_process_ask(ms_context *context, ms_file *socket,
+                               const ms_agent_options *options, ms_agent_answer *out)
 {
     const ms_os *os = context->os;
     uint32_t count = 0;
@@ -73,28 +76,28 @@ ms_status ms_served_ask(ms_context *context, ms_file *socket, const ms_keeper_op
         bytes = os->socket_receive(os->user, socket, out, sizeof *out, options->init_ns, NULL, 0,
                                    &count);
     if (bytes == 0 || bytes == -EPIPE || bytes == -ECONNRESET)
-        return name_host(
+        return name_node(
             context, options,
             ms_fail(context, MS_ERROR_ABORTED, "the process that is to be the keeper has ended"));
     if (bytes != (int64_t)sizeof *out)
-        return name_host(context, options,
+        return name_node(context, options,
                          ms_fail_os(context, bytes < 0 ? (int)bytes : -EPROTO,
                                     "no answer of the process that is to be the keeper", NULL));
     out->why[sizeof out->why - 1] = '\0';
     return out->status ? ms_fail(context, (ms_status)out->status, "%s", out->why) : MS_OK;
 }
 
-/* A keeper that fails tells why before its door closes. */
-ms_status ms_served_why(ms_context *context, ms_file *socket, const ms_keeper_options *options,
-                        ms_status status)
+/* An agent that fails tells why before its local socket closes. */
+ms_status ms_agent_process_why(ms_context *context, ms_file *socket,
+                               const ms_agent_options *options, ms_status status)
 {
     const ms_os *os = context->os;
-    ms_served served;
+    ms_agent_answer served;
     uint32_t count = 0;
     int64_t bytes =
         os->socket_receive(os->user, socket, &served, sizeof served, MS_WHY_NS, NULL, 0, &count);
     if (bytes != (int64_t)sizeof served || !served.status)
-        return name_host(context, options, status);
+        return name_node(context, options, status);
     served.why[sizeof served.why - 1] = '\0';
     return ms_fail(context, (ms_status)served.status, "%s", served.why);
 }

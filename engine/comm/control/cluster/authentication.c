@@ -12,7 +12,7 @@
 typedef struct ms_claim {
     char label[16];
     uint32_t kind, side, number, zero;
-    uint8_t visitors[MS_NONCE_BYTES], hosts[MS_NONCE_BYTES];
+    uint8_t connections[MS_NONCE_BYTES], nodes[MS_NONCE_BYTES];
 } ms_claim;
 _Static_assert(sizeof(ms_claim) == 32 + 2 * MS_NONCE_BYTES, "a claim has no padding");
 
@@ -41,8 +41,8 @@ void ms_proof_answer(const uint8_t *token, ms_proof_side side, const ms_greeting
     ms_claim claim = {
         .label = "moonshard proof", .kind = greeting->kind, .side = side, .number = greeting->number
     };
-    memcpy(claim.visitors, greeting->nonce, MS_NONCE_BYTES);
-    memcpy(claim.hosts, challenge->nonce, MS_NONCE_BYTES);
+    memcpy(claim.connections, greeting->nonce, MS_NONCE_BYTES);
+    memcpy(claim.nodes, challenge->nonce, MS_NONCE_BYTES);
     hmac(token, &claim, sizeof claim, answer);
 }
 
@@ -80,12 +80,12 @@ int ms_proof_visit(const ms_os *os, ms_file *socket, ms_port_kind kind, uint32_t
         error = os->tcp_receive(os->user, socket, &challenge, sizeof challenge, rest_of(os, limit));
     if (error) return error;
     if (challenge.magic != MS_GREETING_MAGIC) return -EPROTO;
-    ms_proof_answer(token, MS_SIDE_VISITOR, &greeting, &challenge, answer);
+    ms_proof_answer(token, MS_SIDE_CALLER, &greeting, &challenge, answer);
     error = os->tcp_send(os->user, socket, answer, sizeof answer, rest_of(os, limit));
     if (!error)
         error = os->tcp_receive(os->user, socket, answer, sizeof answer, rest_of(os, limit));
     if (error) return error;
-    return ms_proof_is(token, MS_SIDE_HOST, &greeting, &challenge, answer) ? 0 : -EACCES;
+    return ms_proof_is(token, MS_SIDE_LISTENER, &greeting, &challenge, answer) ? 0 : -EACCES;
 }
 
 void ms_token_derive(const uint8_t *token, const uint8_t salt[MS_TOKEN_BYTES],

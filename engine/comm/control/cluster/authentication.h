@@ -1,21 +1,21 @@
 /* authentication.h: how two processes of a job show each other, over a new TCP connection, that
  * both know the job's token. For comm/job/ and comm/control/cluster/ only.
  *
- *     visitor                             the one whose port it is (the host's side)
+ *     caller                             the one whose port it is (the listener)
  *     greeting: who it is, its number  ->
  *                                      <- challenge: another number
  *     answer                           ->
  *                                      <- answer
  *
  * The numbers are random, and of one conversation. An answer is HMAC-SHA-256 under the token, over
- * the kind of the port, the side that answers, who the visitor is, and both numbers.
+ * the kind of the port, the side that answers, who the caller is, and both numbers.
  *
  * Invariants
  * - The token is never sent. Nothing else of the job is sent before the other side's answer is
  *   found right.
  * - An answer is right in one conversation, and from one side: one that was recorded, comes from
  *   another port, or is sent back to its maker, is wrong.
- * - The visitor answers first: whoever only reaches a port gets nothing that depends on the token.
+ * - The caller answers first: whoever only reaches a port gets nothing that depends on the token.
  * - What both sides send is the same in all versions that have MS_GREETING_MAGIC: ranks find out
  *   later that theirs differ, and say so (hello.h).
  * - Answers are compared in a time that does not depend on where they differ. */
@@ -29,14 +29,14 @@
 #define MS_ANSWER_BYTES 32
 #define MS_GREETING_MAGIC 0x3147534du /* "MSG1" */
 
-/* Whose port it is, which says what a visitor's number means. */
+/* Whose port it is, which says what a caller's number means. */
 typedef enum ms_port_kind {
-    MS_PORT_RANK_0 = 1, /* before there are keepers: its visitors are ranks */
-    MS_PORT_KEEPER,     /* the first keeper's: the keepers of other hosts, by their hosts */
-    MS_PORT_STARTER     /* of the process that has started the job: the first keeper, 0 */
+    MS_PORT_RANK_0 = 1, /* before there are agents: its callers are ranks */
+    MS_PORT_AGENT,      /* the first agent's: the agents of other nodes, by their nodes */
+    MS_PORT_STARTER     /* of the process that has started the job: the first agent, 0 */
 } ms_port_kind;
 
-typedef enum ms_proof_side { MS_SIDE_VISITOR = 1, MS_SIDE_HOST } ms_proof_side;
+typedef enum ms_proof_side { MS_SIDE_CALLER = 1, MS_SIDE_LISTENER } ms_proof_side;
 
 typedef struct ms_greeting {
     uint32_t magic, kind, number;
@@ -57,13 +57,13 @@ bool ms_proof_is(const uint8_t *token, ms_proof_side side, const ms_greeting *gr
 /* A challenge of this conversation: 0 or -errno. */
 int ms_proof_challenge(const ms_os *os, ms_challenge *out);
 
-/* The visitor's side, from the greeting to the other's answer, in timeout_ns for all of it. 0 or
+/* The caller's side, from the greeting to the other's answer, in timeout_ns for all of it. 0 or
  * -errno; -ECONNRESET, -EPIPE: the other has closed; -EPROTO: it answers as no process of this
  * version does; -EACCES: it does not know the token. */
 int ms_proof_visit(const ms_os *os, ms_file *socket, ms_port_kind kind, uint32_t number,
                    const uint8_t *token, uint64_t timeout_ns);
 
-/* The token of a job's keepers where its ranks have a token already: it takes both that and the
+/* The token of a job's agents where its ranks have a token already: it takes both that and the
  * salt to know it, and the salt alone is sent. */
 void ms_token_derive(const uint8_t *token, const uint8_t salt[MS_TOKEN_BYTES],
                      uint8_t out[MS_TOKEN_BYTES]);

@@ -1,4 +1,4 @@
-/* coordinator.c: what the hosts of a job decide together, the first keeper for all: the cause of
+/* coordinator.c: what the nodes of a job decide together, the first agent for all: the cause of
  * its end, between which steps requests are met, numbers of new groups, and who is suspected. */
 #include "comm/control/cluster/coordinator.h"
 
@@ -12,69 +12,70 @@
 
 /* --------------------------------------------------------------------- cause */
 
-/* The verdict is complete before the word shows it. A host that has no cause yet gets this one, so
- * that its ranks leave; one that has keeps its own record, and reports the verdict. */
-static void settle(ms_keeper *keeper, const ms_abort_record *verdict)
+/* The agreed cause is complete before the word shows it. A node that has no cause yet gets this
+ * one, so that its ranks leave; one that has keeps its own record, and reports the agreed cause. */
+static void settle(ms_agent *agent, const ms_abort_record *agreed_record)
 {
-    ms_control_file *control = keeper->control;
+    ms_control_file *control = agent->control;
     if (atomic_load(&control->agreed)) return;
-    control->verdict = *verdict;
+    control->agreed_record = *agreed_record;
     atomic_store(&control->agreed, 1);
     ms_futex_wake_shared(&control->agreed, UINT32_MAX);
-    ms_host_end_job(keeper->files, verdict->reason, verdict->error.rank, verdict->error.message);
+    ms_shm_end_job(agent->files, agreed_record->reason, agreed_record->error.rank,
+                   agreed_record->error.message);
 }
 
-/* The first keeper: the first cause that it hears of is the job's. */
-static void decide_cause(ms_keeper *keeper, const ms_abort_record *cause)
+/* The first agent: the first cause that it hears of is the job's. */
+static void decide_cause(ms_agent *agent, const ms_abort_record *cause)
 {
-    if (keeper->decided) return;
-    keeper->decided = true;
-    settle(keeper, cause);
-    ms_keeper_spread(keeper, 0, MS_FRAME_VERDICT, cause, sizeof *cause);
+    if (agent->decided) return;
+    agent->decided = true;
+    settle(agent, cause);
+    ms_agent_spread(agent, 0, MS_FRAME_JOB_END, cause, sizeof *cause);
 }
 
-/* This host has a cause: the first keeper must hear of it. */
-static void look_for_cause(ms_keeper *keeper)
+/* This node has a cause: the first agent must hear of it. */
+static void look_for_cause(ms_agent *agent)
 {
     ms_abort_record cause;
-    if (keeper->proposed || !ms_host_own_cause(keeper->files, &cause)) return;
-    keeper->proposed = true;
-    if (keeper->host == 0) decide_cause(keeper, &cause);
-    else ms_keeper_send(keeper, 0, MS_FRAME_CAUSE, &cause, sizeof cause);
-    /* The first keeper is lost and sends no verdict, so this host takes its own cause. */
-    if (keeper->host != 0 && atomic_load(&keeper->peers[0].gone)) settle(keeper, &cause);
+    if (agent->proposed || !ms_shm_own_cause(agent->files, &cause)) return;
+    agent->proposed = true;
+    if (agent->node == 0) decide_cause(agent, &cause);
+    else ms_agent_send(agent, 0, MS_FRAME_CAUSE, &cause, sizeof cause);
+    /* The first agent is lost and sends no agreed cause, so this node takes its own cause. */
+    if (agent->node != 0 && atomic_load(&agent->peers[0].gone)) settle(agent, &cause);
 }
 
 /* ------------------------------------------------------------------ requests */
 
-/* The highest serial number that a rank of this host has written. */
-static uint64_t highest_serial(const ms_keeper *keeper)
+/* The highest serial number that a rank of this node has written. */
+static uint64_t highest_serial(const ms_agent *agent)
 {
     uint64_t highest = 0;
-    for (uint32_t r = 0; r < keeper->ranks; r++) {
-        uint64_t serial = atomic_load(&keeper->control->lines[r].serial);
-        if (ms_host_is_here(keeper->control, r) && serial > highest) highest = serial;
+    for (uint32_t r = 0; r < agent->ranks; r++) {
+        uint64_t serial = atomic_load(&agent->control->lines[r].serial);
+        if (ms_shm_is_here(agent->control, r) && serial > highest) highest = serial;
     }
     return highest;
 }
 
-/* All hosts know it now: the decision is there before ranks see the request. */
-static void obey(ms_keeper *keeper, const ms_request_body *decision)
+/* All nodes know it now: the decision is there before ranks see the request. */
+static void obey(ms_agent *agent, const ms_request_body *decision)
 {
-    ms_request_line *line = &keeper->control->requests[decision->kind];
+    ms_request_line *line = &agent->control->requests[decision->kind];
     atomic_store(&line->decided, (uint64_t)decision->count << MS_SERIAL_BITS | (decision->serial));
     atomic_store(&line->raised, decision->count << 8 | decision->value);
     atomic_store(&line->gate, 0);
-    ms_host_ring_all(keeper->control);
+    ms_shm_ring_all(agent->control);
 }
 
-/* The first keeper: an answer has come. After the last one the request is met before the step that
- * no rank of any host had begun when its gate was closed. */
-static void count_prepared(ms_keeper *keeper, uint32_t host, const ms_request_body *answer)
+/* The first agent: an answer has come. After the last one the request is met before the step that
+ * no rank of any node had begun when its gate was closed. */
+static void count_prepared(ms_agent *agent, uint32_t node, const ms_request_body *answer)
 {
-    ms_pending *pending = &keeper->pending[answer->kind];
-    if (!pending->active || pending->prepared[host] || answer->count != pending->count) return;
-    pending->prepared[host] = true;
+    ms_pending *pending = &agent->pending[answer->kind];
+    if (!pending->active || pending->prepared[node] || answer->count != pending->count) return;
+    pending->prepared[node] = true;
     if (answer->serial > pending->highest) pending->highest = answer->serial;
     if (--pending->missing) return;
     ms_request_body decision = { .kind = answer->kind,
@@ -82,205 +83,204 @@ static void count_prepared(ms_keeper *keeper, uint32_t host, const ms_request_bo
                                  .count = pending->count,
                                  .serial = pending->highest + 1 };
     pending->active = false;
-    ms_keeper_spread(keeper, 0, MS_FRAME_DECIDED, &decision, sizeof decision);
-    obey(keeper, &decision);
+    ms_agent_spread(agent, 0, MS_FRAME_DECIDED, &decision, sizeof decision);
+    obey(agent, &decision);
 }
 
 /* The gate is closed before the numbers are read: a rank whose number is not seen here sees the
  * gate. */
-static void prepare(ms_keeper *keeper, const ms_request_body *request)
+static void prepare(ms_agent *agent, const ms_request_body *request)
 {
     ms_request_body answer = *request;
-    atomic_store(&keeper->control->requests[request->kind].gate, 1);
-    answer.serial = highest_serial(keeper);
-    if (keeper->host == 0) count_prepared(keeper, 0, &answer);
-    else ms_keeper_send(keeper, 0, MS_FRAME_PREPARED, &answer, sizeof answer);
+    atomic_store(&agent->control->requests[request->kind].gate, 1);
+    answer.serial = highest_serial(agent);
+    if (agent->node == 0) count_prepared(agent, 0, &answer);
+    else ms_agent_send(agent, 0, MS_FRAME_PREPARED, &answer, sizeof answer);
 }
 
-/* Whether all ranks have met the last request of this kind; see ms_host_request. */
-static bool all_met(const ms_keeper *keeper, uint32_t kind, uint32_t count)
+/* Whether all ranks have met the last request of this kind; see ms_shm_request. */
+static bool all_met(const ms_agent *agent, uint32_t kind, uint32_t count)
 {
-    for (uint32_t r = 0; r < keeper->ranks; r++) {
-        const ms_rank_line *line = &keeper->control->lines[r];
+    for (uint32_t r = 0; r < agent->ranks; r++) {
+        const ms_rank_line *line = &agent->control->lines[r];
         if (atomic_load(&line->met[kind]) != count && !atomic_load(&line->finished)) return false;
     }
     return true;
 }
 
-/* The first keeper: a request that comes while one of its kind is pending is dropped. */
-static void begin_request(ms_keeper *keeper, const ms_request_body *wish)
+/* The first agent: a request that comes while one of its kind is pending is dropped. */
+static void begin_request(ms_agent *agent, const ms_request_body *wish)
 {
-    ms_pending *pending = &keeper->pending[wish->kind];
-    uint32_t count = atomic_load(&keeper->control->requests[wish->kind].raised) >> 8;
-    if (pending->active || !all_met(keeper, wish->kind, count)) return;
+    ms_pending *pending = &agent->pending[wish->kind];
+    uint32_t count = atomic_load(&agent->control->requests[wish->kind].raised) >> 8;
+    if (pending->active || !all_met(agent, wish->kind, count)) return;
     *pending = (ms_pending){
-        .active = true, .value = wish->value, .count = count + 1, .missing = keeper->hosts
+        .active = true, .value = wish->value, .count = count + 1, .missing = agent->nodes
     };
     ms_request_body request = { .kind = wish->kind, .value = wish->value, .count = count + 1 };
-    ms_keeper_spread(keeper, 0, MS_FRAME_PREPARE, &request, sizeof request);
-    prepare(keeper, &request);
+    ms_agent_spread(agent, 0, MS_FRAME_PREPARE, &request, sizeof request);
+    prepare(agent, &request);
 }
 
 /* After the end of the job nothing is requested any more: mpirun's signals when it cleans up must
  * not start a checkpoint. */
-static void look_for_requests(ms_keeper *keeper)
+static void look_for_requests(ms_agent *agent)
 {
     for (uint32_t kind = 0; kind < MS_REQUESTS; kind++) {
-        uint32_t value = atomic_exchange(&keeper->control->requests[kind].wanted, 0);
+        uint32_t value = atomic_exchange(&agent->control->requests[kind].wanted, 0);
         ms_request_body wish = { .kind = kind, .value = value };
-        if (!value || ms_host_ended(keeper->control)) continue;
-        if (keeper->host == 0) begin_request(keeper, &wish);
-        else ms_keeper_send(keeper, 0, MS_FRAME_REQUEST, &wish, sizeof wish);
+        if (!value || ms_shm_ended(agent->control)) continue;
+        if (agent->node == 0) begin_request(agent, &wish);
+        else ms_agent_send(agent, 0, MS_FRAME_REQUEST, &wish, sizeof wish);
     }
 }
 
 /* ------------------------------------------------------------------- numbers */
 
 /* The rank waits for it. */
-static void give_ids(ms_keeper *keeper, uint32_t rank, const ms_ids *ids)
+static void give_ids(ms_agent *agent, uint32_t rank, const ms_ids *ids)
 {
-    ms_rank_line *line = &keeper->control->lines[rank];
+    ms_rank_line *line = &agent->control->lines[rank];
     line->ids_given = *ids;
     atomic_store(&line->ids_answered, 1);
-    ms_host_wake_line(line);
+    ms_shm_wake_line(line);
 }
 
-/* The first keeper: what comes back is free before numbers are taken. */
-static ms_ids exchange_ids(ms_keeper *keeper, const ms_ids_body *wish)
+/* The first agent: what comes back is free before numbers are taken. */
+static ms_ids exchange_ids(ms_agent *agent, const ms_ids_body *wish)
 {
     ms_ids taken = { { 0 } };
-    ms_ids_remove(keeper->control->ids_used, &wish->ids);
-    ms_host_take_ids(keeper->control, wish->parts, &taken);
+    ms_ids_remove(agent->control->ids_used, &wish->ids);
+    ms_ids_take(agent->control, wish->parts, &taken);
     return taken;
 }
 
-/* The first keeper counts for all hosts. */
-static void look_for_ids(ms_keeper *keeper)
+/* The first agent counts for all nodes. */
+static void look_for_ids(ms_agent *agent)
 {
-    ms_control_file *control = keeper->control;
-    for (uint32_t r = 0; r < keeper->ranks; r++) {
-        if (!ms_host_is_here(control, r)) continue;
+    ms_control_file *control = agent->control;
+    for (uint32_t r = 0; r < agent->ranks; r++) {
+        if (!ms_shm_is_here(control, r)) continue;
         ms_rank_line *line = &control->lines[r];
         ms_ids_body wish = { .rank = r, .parts = atomic_exchange(&line->ids_wanted, 0) };
         for (int w = 0; w < MS_GROUPS_MAX / 64; w++)
             wish.ids.words[w] = atomic_exchange(&line->ids_back[w], 0);
         if (!wish.parts && !ms_ids_count(&wish.ids)) continue;
-        if (keeper->host > 0) ms_keeper_send(keeper, 0, MS_FRAME_IDS, &wish, sizeof wish);
+        if (agent->node > 0) ms_agent_send(agent, 0, MS_FRAME_IDS, &wish, sizeof wish);
         else {
-            ms_ids taken = exchange_ids(keeper, &wish);
-            if (wish.parts) give_ids(keeper, r, &taken);
+            ms_ids taken = exchange_ids(agent, &wish);
+            if (wish.parts) give_ids(agent, r, &taken);
         }
     }
 }
 
-/* ---------------------------------------------------------------- suspicions */
+/* ---------------------------------------------------------------- hang reports */
 
-/* The keeper of a rank's host judges it. */
-static void take_suspicion(ms_keeper *keeper, const ms_suspect_body *body)
+/* The agent of a rank's node judges it. */
+static void take_hang_report(ms_agent *agent, const ms_hang_body *body)
 {
-    ms_suspicion *suspicion = &keeper->control->lines[body->rank].suspicion;
-    uint32_t none = 0, host = keeper->control->host_of[body->rank];
-    if (host != keeper->host) {
-        ms_keeper_send(keeper, host, MS_FRAME_SUSPECT, body, sizeof *body);
+    ms_hang_report *hang_report = &agent->control->lines[body->rank].hang_report;
+    uint32_t none = 0, node = agent->control->node_of[body->rank];
+    if (node != agent->node) {
+        ms_agent_send(agent, node, MS_FRAME_HANG, body, sizeof *body);
         return;
     }
-    if (!atomic_compare_exchange_strong(&suspicion->state, &none, 1)) return;
-    suspicion->progress = body->progress;
-    memcpy(suspicion->text, body->text, sizeof suspicion->text);
-    atomic_store(&suspicion->state, 2);
+    if (!atomic_compare_exchange_strong(&hang_report->state, &none, 1)) return;
+    hang_report->progress = body->progress;
+    memcpy(hang_report->text, body->text, sizeof hang_report->text);
+    atomic_store(&hang_report->state, 2);
 }
 
-/* Those that ranks of this host have of ranks elsewhere. The place is free again at once: whether
+/* Those that ranks of this node have of ranks elsewhere. The place is free again at once: whether
  * the other moves shows in its progress. */
-static void look_for_suspicions(ms_keeper *keeper)
+static void look_for_hang_reports(ms_agent *agent)
 {
-    for (uint32_t r = 0; r < keeper->ranks; r++) {
-        ms_suspicion *suspicion = &keeper->control->lines[r].suspicion;
-        ms_suspect_body body = { .rank = r };
-        if (ms_host_is_here(keeper->control, r) || atomic_load(&suspicion->state) != 2) continue;
-        body.progress = suspicion->progress;
-        memcpy(body.text, suspicion->text, sizeof body.text);
-        atomic_store(&suspicion->state, 0);
-        take_suspicion(keeper, &body);
+    for (uint32_t r = 0; r < agent->ranks; r++) {
+        ms_hang_report *hang_report = &agent->control->lines[r].hang_report;
+        ms_hang_body body = { .rank = r };
+        if (ms_shm_is_here(agent->control, r) || atomic_load(&hang_report->state) != 2) continue;
+        body.progress = hang_report->progress;
+        memcpy(body.text, hang_report->text, sizeof body.text);
+        atomic_store(&hang_report->state, 0);
+        take_hang_report(agent, &body);
     }
 }
 
 /* ---------------------------------------------------------------------- both */
 
-void ms_keeper_propose(ms_keeper *keeper)
+void ms_agent_propose(ms_agent *agent)
 {
-    ms_lock_take(&keeper->deciding);
-    look_for_cause(keeper);
-    ms_lock_give(&keeper->deciding);
+    ms_lock_take(&agent->deciding);
+    look_for_cause(agent);
+    ms_lock_give(&agent->deciding);
 }
 
-void ms_keeper_look(ms_keeper *keeper)
+void ms_agent_look(ms_agent *agent)
 {
-    ms_lock_take(&keeper->deciding);
-    look_for_cause(keeper);
-    look_for_requests(keeper);
-    look_for_ids(keeper);
-    look_for_suspicions(keeper);
-    ms_keeper_watch(keeper);
-    ms_lock_give(&keeper->deciding);
+    ms_lock_take(&agent->deciding);
+    look_for_cause(agent);
+    look_for_requests(agent);
+    look_for_ids(agent);
+    look_for_hang_reports(agent);
+    ms_agent_watch(agent);
+    ms_lock_give(&agent->deciding);
 }
 
-/* Frames that only the first keeper gets, or only the others. */
-static bool is_for_me(const ms_keeper *keeper, uint16_t kind)
+/* Frames that only the first agent gets, or only the others. */
+static bool is_for_me(const ms_agent *agent, uint16_t kind)
 {
     switch (kind) {
     case MS_FRAME_CAUSE:
     case MS_FRAME_REQUEST:
     case MS_FRAME_PREPARED:
     case MS_FRAME_IDS:
-    case MS_FRAME_SEEN: return keeper->host == 0;
-    case MS_FRAME_VERDICT:
+    case MS_FRAME_SEEN: return agent->node == 0;
+    case MS_FRAME_JOB_END:
     case MS_FRAME_PREPARE:
     case MS_FRAME_DECIDED:
     case MS_FRAME_GIVEN:
-    case MS_FRAME_LOOK: return keeper->host != 0;
-    default: return kind == MS_FRAME_SUSPECT;
+    case MS_FRAME_LOOK: return agent->node != 0;
+    default: return kind == MS_FRAME_HANG;
     }
 }
 
 /* With `deciding` taken. */
-static bool agree(ms_keeper *keeper, uint32_t origin, const ms_frame_head *head, const void *body)
+static bool agree(ms_agent *agent, uint32_t origin, const ms_frame_head *head, const void *body)
 {
     const ms_ids_body *ids = body;
     switch (head->kind) {
-    case MS_FRAME_CAUSE: decide_cause(keeper, body); return true;
-    case MS_FRAME_VERDICT: settle(keeper, body); return true;
-    case MS_FRAME_REQUEST: begin_request(keeper, body); return true;
-    case MS_FRAME_PREPARE: prepare(keeper, body); return true;
-    case MS_FRAME_PREPARED: count_prepared(keeper, origin, body); return true;
-    case MS_FRAME_DECIDED: obey(keeper, body); return true;
+    case MS_FRAME_CAUSE: decide_cause(agent, body); return true;
+    case MS_FRAME_JOB_END: settle(agent, body); return true;
+    case MS_FRAME_REQUEST: begin_request(agent, body); return true;
+    case MS_FRAME_PREPARE: prepare(agent, body); return true;
+    case MS_FRAME_PREPARED: count_prepared(agent, origin, body); return true;
+    case MS_FRAME_DECIDED: obey(agent, body); return true;
     case MS_FRAME_IDS: {
-        if (ids->rank >= keeper->ranks || ids->parts > MS_GROUPS_MAX) return false;
+        if (ids->rank >= agent->ranks || ids->parts > MS_GROUPS_MAX) return false;
         ms_ids_body answer = *ids;
-        answer.ids = exchange_ids(keeper, ids);
-        if (ids->parts) ms_keeper_send(keeper, origin, MS_FRAME_GIVEN, &answer, sizeof answer);
+        answer.ids = exchange_ids(agent, ids);
+        if (ids->parts) ms_agent_send(agent, origin, MS_FRAME_GIVEN, &answer, sizeof answer);
         return true;
     }
     case MS_FRAME_GIVEN:
-        if (ids->rank >= keeper->ranks) return false;
-        give_ids(keeper, ids->rank, &ids->ids);
+        if (ids->rank >= agent->ranks) return false;
+        give_ids(agent, ids->rank, &ids->ids);
         return true;
-    case MS_FRAME_SUSPECT:
-        if (((const ms_suspect_body *)body)->rank >= keeper->ranks) return false;
-        take_suspicion(keeper, body);
+    case MS_FRAME_HANG:
+        if (((const ms_hang_body *)body)->rank >= agent->ranks) return false;
+        take_hang_report(agent, body);
         return true;
-    case MS_FRAME_LOOK: ms_keeper_asked(keeper, body); return true;
-    default: return ms_keeper_answered(keeper, origin, body);
+    case MS_FRAME_LOOK: ms_agent_asked(agent, body); return true;
+    default: return ms_agent_answered(agent, origin, body);
     }
 }
 
 /* WELCOME and the like belong to the beginning: later they make no sense. */
-bool ms_keeper_agree(ms_keeper *keeper, uint32_t origin, const ms_frame_head *head,
-                     const void *body)
+bool ms_agent_agree(ms_agent *agent, uint32_t origin, const ms_frame_head *head, const void *body)
 {
-    if (!is_for_me(keeper, head->kind)) return false;
-    ms_lock_take(&keeper->deciding);
-    bool right = agree(keeper, origin, head, body);
-    ms_lock_give(&keeper->deciding);
+    if (!is_for_me(agent, head->kind)) return false;
+    ms_lock_take(&agent->deciding);
+    bool right = agree(agent, origin, head, body);
+    ms_lock_give(&agent->deciding);
     return right;
 }

@@ -1,4 +1,4 @@
-/* rank_copies.c: copies of what the ranks of one host show, in the control files of the others. */
+/* rank_copies.c: copies of what the ranks of one node show, in the control files of the others. */
 #include "comm/control/cluster/rank_copies.h"
 
 #include <errno.h>
@@ -10,10 +10,10 @@
 #include "comm/control/shm/files.h"
 #include "comm/control/shm/job_end.h"
 
-/* The part of a rank's line that other hosts have a copy of, and its flight record, which they get
+/* The part of a rank's line that other nodes have a copy of, and its flight record, which they get
  * at the end. */
 #define SHOWN_FROM offsetof(ms_rank_line, phase)
-#define SHOWN_TO offsetof(ms_rank_line, suspicion)
+#define SHOWN_TO offsetof(ms_rank_line, hang_report)
 #define FLIGHTS_FROM offsetof(ms_rank_line, flight)
 #define FLIGHTS_TO sizeof(ms_rank_line)
 
@@ -37,23 +37,23 @@ void ms_copy_words(void *to, const void *from, size_t bytes)
 
 /* ------------------------------------------------------------------- telling */
 
-/* The first keeper tells all others; another one tells the first, which passes it on. */
-void ms_keeper_tell(ms_keeper *keeper, uint64_t offset, const void *data, size_t bytes)
+/* The first agent tells all others; another one tells the first, which passes it on. */
+void ms_agent_tell(ms_agent *agent, uint64_t offset, const void *data, size_t bytes)
 {
     ms_write_body write = { .offset = offset };
-    for (uint32_t h = keeper->host ? 0 : 1; h < (keeper->host ? 1 : keeper->hosts); h++)
-        ms_keeper_send_parts(keeper, h, keeper->host, MS_FRAME_WRITE, &write, sizeof write, data,
-                             bytes);
+    for (uint32_t h = agent->node ? 0 : 1; h < (agent->node ? 1 : agent->nodes); h++)
+        ms_agent_send_parts(agent, h, agent->node, MS_FRAME_WRITE, &write, sizeof write, data,
+                            bytes);
 }
 
 /* A part of this process' control file, as it is now. */
-static void tell_part(ms_keeper *keeper, const void *from, const void *data, size_t bytes)
+static void tell_part(ms_agent *agent, const void *from, const void *data, size_t bytes)
 {
-    ms_keeper_tell(keeper, (uint64_t)((const char *)from - (const char *)keeper->control), data,
-                   bytes);
+    ms_agent_tell(agent, (uint64_t)((const char *)from - (const char *)agent->control), data,
+                  bytes);
 }
 
-/* Whether something has changed that other hosts wait for: that the rank has come, finished, or
+/* Whether something has changed that other nodes wait for: that the rank has come, finished, or
  * gone. The rest may be a second old. */
 static bool is_urgent(const ms_shown *was, const ms_shown *is)
 {
@@ -67,50 +67,50 @@ static bool is_urgent(const ms_shown *was, const ms_shown *is)
     return false;
 }
 
-/* What is sent is compared and kept as the other hosts have it. */
-void ms_keeper_show(ms_keeper *keeper, bool all)
+/* What is sent is compared and kept as the other nodes have it. */
+void ms_agent_show(ms_agent *agent, bool all)
 {
-    for (uint32_t r = 0; r < keeper->ranks; r++) {
-        ms_rank_line *line = &keeper->control->lines[r];
-        ms_shown now, *shown = &keeper->shown[r];
+    for (uint32_t r = 0; r < agent->ranks; r++) {
+        ms_rank_line *line = &agent->control->lines[r];
+        ms_shown now, *shown = &agent->shown[r];
         char *copy = (char *)now.words + SHOWN_FROM, *before = (char *)shown->words + SHOWN_FROM;
-        if (!ms_host_is_here(keeper->control, r)) continue;
+        if (!ms_shm_is_here(agent->control, r)) continue;
         ms_copy_words(copy, (char *)line + SHOWN_FROM, SHOWN_TO - SHOWN_FROM);
         if (memcmp(copy, before, SHOWN_TO - SHOWN_FROM) == 0) continue;
         if (!all && !is_urgent(shown, &now)) continue;
         memcpy(before, copy, SHOWN_TO - SHOWN_FROM);
-        ms_keeper_propose(keeper);
-        tell_part(keeper, (char *)line + SHOWN_FROM, copy, SHOWN_TO - SHOWN_FROM);
+        ms_agent_propose(agent);
+        tell_part(agent, (char *)line + SHOWN_FROM, copy, SHOWN_TO - SHOWN_FROM);
     }
 }
 
 /* The record is read while its rank may still write: a report allows for that. */
-void ms_keeper_show_flights(ms_keeper *keeper)
+void ms_agent_show_flights(ms_agent *agent)
 {
-    ms_keeper_show(keeper, true);
-    for (uint32_t r = 0; r < keeper->ranks; r++) {
-        char *record = (char *)&keeper->control->lines[r] + FLIGHTS_FROM;
-        if (ms_host_is_here(keeper->control, r))
-            tell_part(keeper, record, record, FLIGHTS_TO - FLIGHTS_FROM);
+    ms_agent_show(agent, true);
+    for (uint32_t r = 0; r < agent->ranks; r++) {
+        char *record = (char *)&agent->control->lines[r] + FLIGHTS_FROM;
+        if (ms_shm_is_here(agent->control, r))
+            tell_part(agent, record, record, FLIGHTS_TO - FLIGHTS_FROM);
     }
 }
 
 /* ------------------------------------------------------------------- hearing */
 
-/* Whether bytes from `offset` on lie between two offsets. */
+/* Whether bytes from `offset` on are between two offsets. */
 static bool inside(uint64_t offset, size_t bytes, uint64_t from, uint64_t to)
 {
     return offset >= from && offset < to && bytes <= to - offset;
 }
 
-/* Where a host may write: the lines of its ranks, as far as others see them; the lines of groups
+/* Where a node may write: the lines of its ranks, as far as others see them; the lines of groups
  * and pairs; the folder, and that there is a report. Group numbers do not say whose a member's line
  * is, so those are not told apart. */
-static bool is_allowed(const ms_keeper *keeper, uint32_t origin, uint64_t offset, size_t bytes)
+static bool is_allowed(const ms_agent *agent, uint32_t origin, uint64_t offset, size_t bytes)
 {
-    const ms_control_file *control = keeper->control;
+    const ms_control_file *control = agent->control;
     uint64_t lines = offsetof(ms_control_file, lines),
-             after = lines + keeper->ranks * sizeof(ms_rank_line);
+             after = lines + agent->ranks * sizeof(ms_rank_line);
     if (inside(offset, bytes, after, control->control_bytes)) return true;
     if (inside(offset, bytes, offsetof(ms_control_file, reported),
                offsetof(ms_control_file, folder) + MS_FOLDER_BYTES))
@@ -118,27 +118,27 @@ static bool is_allowed(const ms_keeper *keeper, uint32_t origin, uint64_t offset
     if (offset < lines || offset >= after) return false;
     uint64_t rank = (offset - lines) / sizeof(ms_rank_line),
              within = (offset - lines) % sizeof(ms_rank_line);
-    return control->host_of[rank] == origin
+    return control->node_of[rank] == origin
            && (inside(within, bytes, SHOWN_FROM, SHOWN_TO)
                || inside(within, bytes, FLIGHTS_FROM, FLIGHTS_TO));
 }
 
 /* Lines of groups and pairs may have no pages here yet: without memory for them a write would end
  * this process. Threads of ranks that sleep may wait for what has come. */
-bool ms_keeper_apply(ms_keeper *keeper, uint32_t origin, uint64_t offset, const void *data,
-                     size_t bytes)
+bool ms_agent_apply(ms_agent *agent, uint32_t origin, uint64_t offset, const void *data,
+                    size_t bytes)
 {
-    ms_control_file *control = keeper->control;
-    if (!is_allowed(keeper, origin, offset, bytes)) return false;
+    ms_control_file *control = agent->control;
+    if (!is_allowed(agent, origin, offset, bytes)) return false;
     char *to = (char *)control + offset;
-    if (offset >= offsetof(ms_control_file, lines) + keeper->ranks * sizeof(ms_rank_line)
-        && ms_host_files_populate_control(keeper->files, to, bytes)) {
-        ms_host_end_job(keeper->files, MS_ABORT_RAISED, -1,
-                        "no memory for what other hosts have told");
+    if (offset >= offsetof(ms_control_file, lines) + agent->ranks * sizeof(ms_rank_line)
+        && ms_shm_files_populate_control(agent->files, to, bytes)) {
+        ms_shm_end_job(agent->files, MS_ABORT_RAISED, -1,
+                       "no memory for what other hosts have told");
         return true;
     }
     ms_copy_words(to, data, bytes);
-    for (uint32_t r = 0; r < keeper->ranks; r++)
-        if (ms_host_is_here(control, r)) ms_host_wake_line(&control->lines[r]);
+    for (uint32_t r = 0; r < agent->ranks; r++)
+        if (ms_shm_is_here(control, r)) ms_shm_wake_line(&control->lines[r]);
     return true;
 }

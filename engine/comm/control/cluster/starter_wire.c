@@ -1,4 +1,4 @@
-/* starter_wire.c: frames between the process that has started a job and the first keeper. */
+/* starter_wire.c: frames between the process that has started a job and the first agent. */
 #include "comm/control/cluster/starter_wire.h"
 
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* starter_wire.h: the connection between the process that has started a job and the first keeper.
+/* starter_wire.h: the connection between the process that has started a job and the first agent.
  * For comm/job/ and comm/control/cluster/ only.
  *
  * Invariants

@@ -1,16 +1,16 @@
-/* state.h: the process of each host that connects its ranks with those of other hosts. It makes
- * the host's memory files, hands them to the ranks at a socket (the door), and holds a connection
- * to the keeper of the first host, which passes on what one host has to tell the others. For
+/* state.h: the process of each node that connects its ranks with those of other nodes. It makes
+ * the node's memory files, hands them to the ranks at a local socket, and holds a connection
+ * to the agent of the first node, which passes on what one node has to tell the others. For
  * comm/job/ and comm/control/cluster/ only.
  *
  * Invariants
- * - Each word of a rank's line is written by that rank or its host's keeper; other hosts have
+ * - Each word of a rank's line is written by that rank or its node's agent; other nodes have
  *   copies. Copies of what one rank writes change in the order in which it wrote.
- * - The first keeper decides: which cause ends the job, between which steps a request is met, which
+ * - The first agent decides: which cause ends the job, between which steps a request is met, which
  *   numbers new groups get. The others ask it.
- * - No thread of a keeper waits for a rank, and for another host at most `lost_ns`. A host of which
+ * - No thread of an agent waits for a rank, and for another node at most `lost_ns`. A node of which
  *   nothing is heard for that time is lost, and with it the job.
- * - After the job's end the keeper still tells what its ranks have left: a report needs it. */
+ * - After the job's end the agent still tells what its ranks have left: a report needs it. */
 #ifndef MOONSHARD_COMM_CONTROL_CLUSTER_STATE_H
 #define MOONSHARD_COMM_CONTROL_CLUSTER_STATE_H
 
@@ -18,16 +18,16 @@
 #include "comm/control/cluster/frame.h"
 #include "comm/control/cluster/acceptor.h"
 #include "comm/control/cluster/starter_wire.h"
-#include "moonshard/hosts.h"
+#include "moonshard/cluster.h"
 
-/* A thread that waits for the network looks this often whether the keeper is closing. */
-#define MS_KEEPER_TURN_NS ((uint64_t)100000000)
+/* A thread that waits for the network looks this often whether the agent is closing. */
+#define MS_AGENT_TURN_NS ((uint64_t)100000000)
 
-/* The connection to another host's keeper. The first keeper has one for each host, the others one,
+/* The connection to another node's agent. The first agent has one for each node, the others one,
  * to the first. */
 typedef struct ms_peer {
-    ms_keeper *keeper;
-    uint32_t host;
+    ms_agent *agent;
+    uint32_t node;
     ms_file *socket;
     ms_lock sending;
     ms_word gone;  /* it has said goodbye, or is lost */
@@ -35,60 +35,60 @@ typedef struct ms_peer {
     ms_os_thread *thread;
 } ms_peer;
 
-/* The connection to a rank of this host, which lasts as long as the rank. */
-typedef struct ms_visitor {
-    ms_keeper *keeper;
+/* The connection to a rank of this node, which lasts as long as the rank. */
+typedef struct ms_rank_connection {
+    ms_agent *agent;
     ms_file *socket; /* NULL: it has not come */
     int64_t process;
     ms_os_thread *thread;
-} ms_visitor;
+} ms_rank_connection;
 
-/* The first keeper's: a request that the hosts are deciding about. */
+/* The first agent's: a request that the nodes are deciding about. */
 typedef struct ms_pending {
     bool active, prepared[MS_LOCAL_RANKS_MAX];
-    uint32_t value, count, missing; /* hosts that have not answered */
+    uint32_t value, count, missing; /* nodes that have not answered */
     uint64_t highest;
 } ms_pending;
 
-/* Deadlock detection over hosts: deadlock.c. */
-typedef struct ms_still_watch {
-    /* The first keeper's */
+/* Deadlock detection over nodes: deadlock.c. */
+typedef struct ms_deadlock_rounds {
+    /* The first agent's */
     uint64_t round;
     uint32_t stage, missing; /* 0: no round is under way */
     bool answered[MS_LOCAL_RANKS_MAX], moving;
     uint64_t not_before_ns;
-    ms_stand *stands;
-    uint32_t stand_count, stand_room;
-    ms_mark *marks;
-    uint32_t mark_count, mark_room;
-    /* Each keeper's: what it was asked, and `still` of its ranks when it was */
+    ms_rank_in_call *calls;
+    uint32_t calls_used, calls_capacity;
+    ms_call_count *counts;
+    uint32_t counts_used, counts_capacity;
+    /* Each agent's: what it was asked, and `still` of its ranks when it was */
     bool asked;
     ms_look_body question;
     uint64_t seen[MS_LOCAL_RANKS_MAX];
-} ms_still_watch;
+} ms_deadlock_rounds;
 
-/* What other hosts have been told of a rank's line. */
+/* What other nodes have been told of a rank's line. */
 typedef struct ms_shown {
     uint64_t words[(sizeof(ms_rank_line) + 7) / 8];
 } ms_shown;
 
-struct ms_keeper {
-    ms_mirror mirror; /* of this process: what it writes itself */
+struct ms_agent {
+    ms_replication replication; /* of this process: what it writes itself */
     ms_context *context;
-    ms_host_files *files;
+    ms_shm_files *files;
     ms_control_file *control;
     const ms_os *os;
-    uint32_t host, hosts, ranks;
+    uint32_t node, nodes, ranks;
     uint64_t lost_ns, init_ns, beat_ns, told_ns; /* told_ns: when it last gave a sign of life */
     uint8_t token[MS_TOKEN_BYTES];
     uint16_t port;
-    ms_porter *porter; /* the first keeper's, until all hosts have come */
-    ms_file *door;
-    char door_path[108];
+    ms_acceptor *acceptor; /* the first agent's, until all nodes have come */
+    ms_file *local_socket;
+    char socket_path[108];
     ms_word stirred, closing;
-    ms_word orphaned; /* the first keeper is lost: this one reports by itself */
-    ms_word flights;  /* the supervisor is to write the flight records of this host's ranks */
-    /* The first keeper's: the connection to the process that has started the job. */
+    ms_word orphaned; /* the first agent is lost: this one reports by itself */
+    ms_word flights;  /* the supervisor is to write the flight records of this node's ranks */
+    /* The first agent's: the connection to the process that has started the job. */
     ms_wire starter;
     ms_os_thread *starter_thread;
     ms_word starter_heard; /* it knows the exit code */
@@ -97,15 +97,15 @@ struct ms_keeper {
     ms_lock deciding; /* what follows, up to shown */
     bool proposed, decided;
     ms_pending pending[MS_REQUESTS];
-    ms_still_watch still;
+    ms_deadlock_rounds still;
     ms_shown *shown; /* the looker's; one for each rank */
     ms_peer peers[MS_LOCAL_RANKS_MAX];
-    ms_visitor visitors[MS_LOCAL_RANKS_MAX];
+    ms_rank_connection connections[MS_LOCAL_RANKS_MAX];
 };
 
-static inline uint64_t ms_keeper_now(const ms_keeper *keeper)
+static inline uint64_t ms_agent_now(const ms_agent *agent)
 {
-    return keeper->os->monotonic_ns(keeper->os->user);
+    return agent->os->monotonic_ns(agent->os->user);
 }
 
 #endif

@@ -5,9 +5,9 @@
 
 #include "comm/control/shm/state.h"
 
-/* Slots of ms_control_host: see ms_control. */
-uint64_t ms_host_entered(ms_comm *comm, const ms_comm_args *args);
-void ms_host_landed(ms_comm *comm, uint64_t place);
-uint64_t ms_host_look(ms_comm *comm, const ms_comm_args *args, ms_awaited *awaited);
+/* Slots of ms_control_shm: see ms_control. */
+uint64_t ms_shm_entered(ms_comm *comm, const ms_comm_args *args);
+void ms_shm_landed(ms_comm *comm, uint64_t place);
+uint64_t ms_shm_look(ms_comm *comm, const ms_comm_args *args, ms_awaited *awaited);
 
 #endif

@@ -23,9 +23,10 @@ typedef struct call_rings {
 } call_rings;
 
 /* The rings of one member in the call's channel. */
-static call_rings rings_of_member(const ms_host *host, const ms_comm_args *args, uint32_t member)
+static call_rings rings_of_member(const ms_shm_rank *self, const ms_comm_args *args,
+                                  uint32_t member)
 {
-    ms_member_line *line = ms_ledger_line(host, args, member);
+    ms_member_line *line = ms_ledger_line(self, args, member);
     return (call_rings){ .claims = line->claims,
                          .published = line->published,
                          .ahead = MS_CALLS_AHEAD,
@@ -33,11 +34,11 @@ static call_rings rings_of_member(const ms_host *host, const ms_comm_args *args,
 }
 
 /* The rings of the sender, or of the receiver, of this pair. */
-static call_rings rings_of_pair(const ms_host *host, const ms_comm_args *args, bool sender)
+static call_rings rings_of_pair(const ms_shm_rank *self, const ms_comm_args *args, bool sender)
 {
     uint32_t other = args->group->members[args->root];
-    ms_pair_line *line = args->kind == MS_SEND ? ms_pair(host->files, host->rank, other)
-                                               : ms_pair(host->files, other, host->rank);
+    ms_pair_line *line = args->kind == MS_SEND ? ms_pair(self->files, self->rank, other)
+                                               : ms_pair(self->files, other, self->rank);
     ms_pair_calls *calls = &line->calls[sender ? 0 : 1];
     return (call_rings){ .claims = calls->claims,
                          .published = calls->published,
@@ -46,10 +47,10 @@ static call_rings rings_of_pair(const ms_host *host, const ms_comm_args *args, b
 }
 
 /* Where this rank publishes, which its peers read. */
-static call_rings own_rings(const ms_host *host, const ms_comm_args *args)
+static call_rings own_rings(const ms_shm_rank *self, const ms_comm_args *args)
 {
-    return ms_kind_is_pair(args->kind) ? rings_of_pair(host, args, args->kind == MS_SEND)
-                                       : rings_of_member(host, args, args->group->rank);
+    return ms_kind_is_pair(args->kind) ? rings_of_pair(self, args, args->kind == MS_SEND)
+                                       : rings_of_member(self, args, args->group->rank);
 }
 
 /* Claims of other laps of the ring are no claims to this number. */
@@ -67,14 +68,14 @@ static bool disagrees(uint64_t mine, uint64_t theirs)
 /* Publishes the call, and returns the claim to its number. The fields come before the claim: a rank
  * that sees the claim can show the fields. seq is 0 while they are written, so that a reader does
  * not take half of them. */
-static uint64_t publish(ms_host *host, const ms_comm_args *args)
+static uint64_t publish(ms_shm_rank *self, const ms_comm_args *args)
 {
     ms_ledger_slot slot;
     uint64_t words[MS_CALL_WORDS];
-    call_rings own = own_rings(host, args);
+    call_rings own = own_rings(self, args);
     ms_published *to = &own.published[args->number % own.shown];
     memset(&slot, 0, sizeof slot);
-    ms_ledger_write(host, args, &slot);
+    ms_ledger_write(self, args, &slot);
     memcpy(words, &slot, sizeof slot);
     atomic_store(&to->seq, 0);
     for (size_t i = 0; i < MS_CALL_WORDS; i++)
@@ -89,22 +90,22 @@ static uint64_t publish(ms_host *host, const ms_comm_args *args)
 /* The own member is compared too, which never disagrees. A peer that has not claimed yet has 0
  * there, or the claim of another lap, and will compare itself. It costs a publication and a load
  * for each member, and no waiting. */
-ms_status ms_host_claim(ms_comm *comm, const ms_comm_args *args)
+ms_status ms_shm_claim(ms_comm *comm, const ms_comm_args *args)
 {
-    ms_host *host = comm->control_state;
-    uint64_t mine = publish(host, args), number = args->number;
+    ms_shm_rank *self = comm->control_state;
+    uint64_t mine = publish(self, args), number = args->number;
     if (ms_kind_is_pair(args->kind)) {
         ms_ledger_slot slot;
-        call_rings peer = rings_of_pair(host, args, args->kind != MS_SEND);
+        call_rings peer = rings_of_pair(self, args, args->kind != MS_SEND);
         if (!disagrees(mine, atomic_load(&peer.claims[number % peer.ahead]))) return MS_OK;
         bool shown = ms_ledger_read(&peer.published[number % peer.shown], number, &slot);
-        ms_ledger_disagree_pair(host, args, shown ? &slot : NULL);
+        ms_ledger_disagree_pair(self, args, shown ? &slot : NULL);
         return comm->control->check(comm);
     }
     for (uint32_t m = 0; m < args->group->size; m++) {
-        call_rings peer = rings_of_member(host, args, m);
+        call_rings peer = rings_of_member(self, args, m);
         if (!disagrees(mine, atomic_load(&peer.claims[number % peer.ahead]))) continue;
-        ms_ledger_disagree(host, args, m, NULL);
+        ms_ledger_disagree(self, args, m, NULL);
         return comm->control->check(comm);
     }
     return MS_OK;
@@ -112,7 +113,7 @@ ms_status ms_host_claim(ms_comm *comm, const ms_comm_args *args)
 
 /* Peers that look later find no claim, and so do not compare with a call that was never launched.
  */
-void ms_host_retract(ms_comm *comm, const ms_comm_args *args)
+void ms_shm_retract(ms_comm *comm, const ms_comm_args *args)
 {
     call_rings own = own_rings(comm->control_state, args);
     atomic_store(&own.claims[args->number % own.ahead], 0);

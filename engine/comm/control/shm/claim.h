@@ -4,8 +4,8 @@
 
 #include "comm/control/shm/state.h"
 
-/* Slots of ms_control_host: see ms_control. */
-ms_status ms_host_claim(ms_comm *comm, const ms_comm_args *args);
-void ms_host_retract(ms_comm *comm, const ms_comm_args *args);
+/* Slots of ms_control_shm: see ms_control. */
+ms_status ms_shm_claim(ms_comm *comm, const ms_comm_args *args);
+void ms_shm_retract(ms_comm *comm, const ms_comm_args *args);
 
 #endif

@@ -9,7 +9,7 @@
 #define MS_HEAP_MOST ((uint64_t)64 << 30)
 #define MS_HEAP_GRAIN ((uint64_t)2 << 20)
 #define MS_TIMEOUT_NS (300 * (uint64_t)1000000000)
-#define MS_SHARE_FORMAT MS_HOST_PREFIX "%u:%d"
+#define MS_SHARE_FORMAT MS_SHM_PREFIX "%u:%d"
 
 /* ------------------------------------------------------------------- making */
 
@@ -25,7 +25,7 @@ static uint64_t control_size(uint32_t ranks)
 /* Rounded to whole pages, which may belong to neighbours; making a page twice is harmless. Each
  * rank makes the pages that it will touch before its first use: a task that met a page without
  * memory would die of SIGBUS. */
-int ms_host_files_populate_control(ms_host_files *files, void *address, size_t bytes)
+int ms_shm_files_populate_control(ms_shm_files *files, void *address, size_t bytes)
 {
     const uintptr_t page = 4096, base = (uintptr_t)files->control;
     uintptr_t begin = (uintptr_t)address & ~(page - 1),
@@ -36,27 +36,27 @@ int ms_host_files_populate_control(ms_host_files *files, void *address, size_t b
 }
 
 /* Offsets of the file follow from the address, since each heap is mapped as a whole. */
-int ms_host_files_populate_heap(ms_host_files *files, uint32_t rank, void *address, size_t bytes)
+int ms_shm_files_populate_heap(ms_shm_files *files, uint32_t rank, void *address, size_t bytes)
 {
     return files->base.os->shared_populate(files->base.os->user, files->heaps[rank].file, address,
                                            (uint64_t)((char *)address - files->heaps[rank].memory),
                                            bytes);
 }
 
-/* The staging areas of a rank on another host are here, too: what it brings to a collective is
+/* The staging areas of a rank on another node are here, too: what it brings to a collective is
  * put there when it arrives. */
-static uint64_t heap_bytes_of(const ms_host_files *files, uint32_t rank)
+static uint64_t heap_bytes_of(const ms_shm_files *files, uint32_t rank)
 {
-    return ms_host_is_here(files->control, rank) ? files->heap_bytes : MS_STAGES_BYTES;
+    return ms_shm_is_here(files->control, rank) ? files->heap_bytes : MS_STAGES_BYTES;
 }
 
 /* Also for a record that was filled in part: fields that were not reached are NULL. Mappings go
  * before descriptors; the memory itself goes with the last process that has it. */
-void ms_host_files_close(ms_rendezvous *rendezvous)
+void ms_shm_files_close(ms_rendezvous *rendezvous)
 {
-    ms_host_files *files = ms_host_files_of(rendezvous);
+    ms_shm_files *files = ms_shm_files_of(rendezvous);
     const ms_os *os = rendezvous->os;
-    if (files->mirror) files->mirror->close(files->mirror);
+    if (files->replication) files->replication->close(files->replication);
     for (uint32_t r = 0; r < rendezvous->ranks; r++) {
         if (files->heaps[r].memory)
             os->unreserve(os->user, files->heaps[r].memory, heap_bytes_of(files, r));
@@ -67,14 +67,14 @@ void ms_host_files_close(ms_rendezvous *rendezvous)
     os->release(os->user, files);
 }
 
-/* An empty record, which ms_host_files_close can close at any point. The record is this process'
+/* An empty record, which ms_shm_files_close can close at any point. The record is this process'
  * own; only the files are shared. */
-static ms_status new_record(ms_context *context, uint32_t ranks, ms_host_files **out)
+static ms_status new_record(ms_context *context, uint32_t ranks, ms_shm_files **out)
 {
     void *memory = NULL;
-    ms_status status = ms_allocate(context, sizeof(ms_host_files), "rendezvous", &memory);
+    ms_status status = ms_allocate(context, sizeof(ms_shm_files), "rendezvous", &memory);
     if (status) return status;
-    ms_host_files *made = memory;
+    ms_shm_files *made = memory;
     made->base.os = context->os;
     made->base.ranks = ranks;
     /* It follows from the number of ranks alone, so a rank that adopts the files can check it. */
@@ -83,9 +83,9 @@ static ms_status new_record(ms_context *context, uint32_t ranks, ms_host_files *
     return MS_OK;
 }
 
-/* Each rank maps the heaps of all ranks of its host, so that it can read their tensors in place. It
+/* Each rank maps the heaps of all ranks of its node, so that it can read their tensors in place. It
  * costs address space and page tables, and no memory, until pages are touched. */
-static ms_status map_heaps(ms_context *context, ms_host_files *made)
+static ms_status map_heaps(ms_context *context, ms_shm_files *made)
 {
     const ms_os *os = context->os;
     bool mapped = made->control != NULL;
@@ -104,7 +104,7 @@ static ms_status map_heaps(ms_context *context, ms_host_files *made)
 
 /* The files have no name in any folder: they are gone with the last process that holds them. The
  * control file is first, since the layout in it says how large each heap is. */
-static ms_status create_files(ms_context *context, ms_host_files *made, const ms_layout *layout)
+static ms_status create_files(ms_context *context, ms_shm_files *made, const ms_layout *layout)
 {
     const ms_os *os = context->os;
     int error =
@@ -112,16 +112,16 @@ static ms_status create_files(ms_context *context, ms_host_files *made, const ms
     if (error == 0) {
         made->control = os->shared_map(os->user, made->control_file, made->control_bytes);
         if (!made->control) return map_heaps(context, made);
-        error = ms_host_files_populate_control(
+        error = ms_shm_files_populate_control(
             made, made->control, sizeof(ms_control_file) + made->base.ranks * sizeof(ms_rank_line));
         if (error)
             return ms_fail_os(context, error, "no memory for the control file of a job", NULL);
-        made->control->hosts = layout->hosts;
+        made->control->nodes = layout->nodes;
         made->control->here = layout->here;
-        for (uint32_t r = 0; layout->host_of && r < made->base.ranks; r++)
-            made->control->host_of[r] = layout->host_of[r];
-        for (uint32_t h = 0; layout->names && h < layout->hosts; h++)
-            memcpy(made->control->host_names[h], layout->names[h], MS_HOST_NAME_BYTES - 1);
+        for (uint32_t r = 0; layout->node_of && r < made->base.ranks; r++)
+            made->control->node_of[r] = layout->node_of[r];
+        for (uint32_t h = 0; layout->names && h < layout->nodes; h++)
+            memcpy(made->control->node_names[h], layout->names[h], MS_NODE_NAME_BYTES - 1);
     }
     for (uint32_t r = 0; error == 0 && r < made->base.ranks; r++)
         error = os->shared_create(os->user, "moonshard heap", heap_bytes_of(made, r),
@@ -144,12 +144,12 @@ static uint64_t heap_size(const ms_rendezvous_options *options, const ms_machine
  * rank has the files yet, so plain stores are enough. `crowded` makes waiting ranks yield their
  * core, and idle streams sleep at once. A rank has two threads that want to
  * run even where its streams have only one: the other runs its script. */
-static void fill_control(const ms_host_files *made, const ms_rendezvous_options *options,
+static void fill_control(const ms_shm_files *made, const ms_rendezvous_options *options,
                          const ms_machine *machine)
 {
     ms_control_file *control = made->control;
     uint32_t here = 0; /* ranks, which share its cores */
-    for (uint32_t r = 0; r < options->ranks; r++) here += ms_host_is_here(control, r);
+    for (uint32_t r = 0; r < options->ranks; r++) here += ms_shm_is_here(control, r);
     uint32_t threads = options->threads ? options->threads : machine->cores / here;
     control->control_bytes = made->control_bytes;
     control->heap_bytes = made->heap_bytes;
@@ -166,16 +166,16 @@ static void fill_control(const ms_host_files *made, const ms_rendezvous_options 
 }
 
 /* The machine is read here once: heap sizes and threads follow from it, and must be the same for
- * all ranks of this host. */
-ms_status ms_host_files_new_among(ms_context *context, const ms_rendezvous_options *options,
-                                  const ms_layout *layout, ms_rendezvous **out)
+ * all ranks of this node. */
+ms_status ms_shm_files_new_among(ms_context *context, const ms_rendezvous_options *options,
+                                 const ms_layout *layout, ms_rendezvous **out)
 {
     ms_machine machine;
-    ms_host_files *made = NULL;
+    ms_shm_files *made = NULL;
     if (options->ranks < 1 || options->ranks > MS_LOCAL_RANKS_MAX)
         return ms_fail(context, MS_ERROR_ARGUMENT, "%u ranks: 1 to %d are allowed%s",
                        options->ranks, MS_LOCAL_RANKS_MAX,
-                       layout->hosts > 1 ? "" : " on one machine");
+                       layout->nodes > 1 ? "" : " on one machine");
     int error = context->os->machine(context->os->user, &machine);
     if (error) return ms_fail_os(context, error, "cannot read what this machine has", "/proc");
     ms_status status = new_record(context, options->ranks, &made);
@@ -184,7 +184,7 @@ ms_status ms_host_files_new_among(ms_context *context, const ms_rendezvous_optio
     status = create_files(context, made, layout);
     if (!status) status = map_heaps(context, made);
     if (status) {
-        ms_host_files_close(&made->base);
+        ms_shm_files_close(&made->base);
         return status;
     }
     fill_control(made, options, &machine);
@@ -193,20 +193,20 @@ ms_status ms_host_files_new_among(ms_context *context, const ms_rendezvous_optio
 }
 
 /* Called by the launcher, and by rank 0 of ranks that meet at a socket. */
-ms_status ms_host_files_new(ms_context *context, const ms_rendezvous_options *options,
-                            ms_rendezvous **out)
+ms_status ms_shm_files_new(ms_context *context, const ms_rendezvous_options *options,
+                           ms_rendezvous **out)
 {
-    return ms_host_files_new_among(context, options, &(ms_layout){ .hosts = 1 }, out);
+    return ms_shm_files_new_among(context, options, &(ms_layout){ .nodes = 1 }, out);
 }
 
 /* ----------------------------------------------------------------- children */
 
 /* Descriptors are inherited by the child; the text names their numbers. From here on every program
  * that this process starts inherits them, so a rank takes them out of inheritance again (adopt). */
-ms_status ms_host_files_share(ms_rendezvous *rendezvous, ms_context *context, char *text,
-                              size_t bytes)
+ms_status ms_shm_files_share(ms_rendezvous *rendezvous, ms_context *context, char *text,
+                             size_t bytes)
 {
-    const ms_host_files *files = ms_host_files_of(rendezvous);
+    const ms_shm_files *files = ms_shm_files_of(rendezvous);
     const ms_os *os = rendezvous->os;
     int descriptor = os->shared_share(os->user, files->control_file, true);
     if (descriptor < 0)
@@ -226,7 +226,7 @@ ms_status ms_host_files_share(ms_rendezvous *rendezvous, ms_context *context, ch
 
 /* The descriptors that text names as files of `made`; false if it does not name them. 0 to 2 are
  * the standard streams and never a memory file. */
-static bool adopt_files(ms_context *context, const char *text, ms_host_files *made)
+static bool adopt_files(ms_context *context, const char *text, ms_shm_files *made)
 {
     const ms_os *os = context->os;
     for (uint32_t i = 0; i <= made->base.ranks; i++) {
@@ -246,7 +246,7 @@ static bool adopt_files(ms_context *context, const char *text, ms_host_files *ma
 /* Whether the files are the memory of a job with this number of ranks; maps the control file. Sizes
  * are checked before anything is read. The magic names the layout, so a rank of another build
  * refuses the files instead of reading wrong fields. */
-static bool check_files(ms_host_files *made)
+static bool check_files(ms_shm_files *made)
 {
     const ms_os *os = made->base.os;
     uint64_t bytes = 0;
@@ -267,29 +267,29 @@ static bool check_files(ms_host_files *made)
 /* The text comes from the environment, and the files from another process: numbers, sizes and magic
  * are checked before anything in them is used. The message is the caller's: kinds.c has one for all
  * kinds. */
-ms_status ms_host_files_adopt(ms_context *context, const char *text, ms_rendezvous **out)
+ms_status ms_shm_files_adopt(ms_context *context, const char *text, ms_rendezvous **out)
 {
     unsigned ranks = 0;
     int from = 0;
-    if (sscanf(text, MS_HOST_PREFIX "%u:%n", &ranks, &from) != 1 || !from || ranks < 1
+    if (sscanf(text, MS_SHM_PREFIX "%u:%n", &ranks, &from) != 1 || !from || ranks < 1
         || ranks > MS_LOCAL_RANKS_MAX)
         return MS_ERROR_CORRUPT;
-    ms_host_files *made = NULL;
+    ms_shm_files *made = NULL;
     ms_status status = new_record(context, ranks, &made);
     if (status) return status;
     status = adopt_files(context, text + from, made) && check_files(made) ? map_heaps(context, made)
                                                                           : MS_ERROR_CORRUPT;
-    if (status) ms_host_files_close(&made->base);
+    if (status) ms_shm_files_close(&made->base);
     else *out = &made->base;
     return status;
 }
 
 /* As adopt, with files that came over a socket. Here the other end of the socket is a process of
  * the same user, but it may be of another build. */
-ms_status ms_host_files_take(ms_context *context, uint32_t ranks, ms_file *const *files,
-                             ms_rendezvous **out)
+ms_status ms_shm_files_take(ms_context *context, uint32_t ranks, ms_file *const *files,
+                            ms_rendezvous **out)
 {
-    ms_host_files *made = NULL;
+    ms_shm_files *made = NULL;
     ms_status status = new_record(context, ranks, &made);
     /* The files are owned also where not even a record could be made. */
     if (status) {
@@ -302,7 +302,7 @@ ms_status ms_host_files_take(ms_context *context, uint32_t ranks, ms_file *const
                  ? map_heaps(context, made)
                  : ms_fail(context, MS_ERROR_CORRUPT,
                            "the files that rank 0 sent are not the memory files of a job");
-    if (status) ms_host_files_close(&made->base);
+    if (status) ms_shm_files_close(&made->base);
     else *out = &made->base;
     return status;
 }

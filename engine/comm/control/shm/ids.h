@@ -8,13 +8,13 @@
 void ms_ids_put(ms_id_words words, const ms_ids *ids);
 void ms_ids_remove(ms_id_words words, const ms_ids *ids);
 /* Adds so many numbers that are free, or as many as there are. */
-void ms_host_take_ids(ms_control_file *control, uint32_t parts, ms_ids *ids);
-/* A rank of this host becomes a member of the group with this number. */
-void ms_host_note_id(ms_control_file *control, uint32_t id);
-/* Slots of ms_control_host and ms_control_hosts: see ms_control. */
-void ms_host_take(ms_comm *comm, uint32_t parts, ms_ids *ids);
-void ms_host_give(ms_comm *comm, const ms_ids *ids);
-void ms_hosts_take(ms_comm *comm, uint32_t parts, ms_ids *ids);
-void ms_hosts_give(ms_comm *comm, const ms_ids *ids);
+void ms_ids_take(ms_control_file *control, uint32_t parts, ms_ids *ids);
+/* A rank of this node becomes a member of the group with this number. */
+void ms_ids_note(ms_control_file *control, uint32_t id);
+/* Slots of ms_control_shm and ms_control_cluster: see ms_control. */
+void ms_shm_ids_take(ms_comm *comm, uint32_t parts, ms_ids *ids);
+void ms_shm_ids_give(ms_comm *comm, const ms_ids *ids);
+void ms_cluster_ids_take(ms_comm *comm, uint32_t parts, ms_ids *ids);
+void ms_cluster_ids_give(ms_comm *comm, const ms_ids *ids);
 
 #endif

@@ -3,11 +3,11 @@
 
 #include <string.h>
 
-#define MS_AGREE_NS ((uint64_t)1000000000) /* a message to another host and back, and more */
+#define MS_AGREE_NS ((uint64_t)1000000000) /* a message to another node and back, and more */
 
 /* Unconditionally, also where no thread sleeps: it runs when a job ends, where a lost wake would be
  * worse than a system call. */
-void ms_host_ring_all(ms_control_file *control)
+void ms_shm_ring_all(ms_control_file *control)
 {
     for (uint32_t r = 0; r < control->ranks; r++) {
         atomic_fetch_add(&control->lines[r].bell, 1);
@@ -16,7 +16,7 @@ void ms_host_ring_all(ms_control_file *control)
 }
 
 /* strncpy that always ends the text. Safe in signal handlers, like everything that
- * ms_host_end_job calls. */
+ * ms_shm_end_job calls. */
 static void copy_text(char *to, const char *from, size_t bytes)
 {
     size_t i = 0;
@@ -34,8 +34,7 @@ static ms_status status_of(ms_abort_reason reason)
 /* The first caller of all ranks and the supervisor wins the exchange and writes the record; all
  * others return false. 2 is stored after the record is complete. Safe in signal handlers: no lock,
  * no allocation, no stdio. */
-bool ms_host_end_job(ms_host_files *files, ms_abort_reason reason, int32_t rank,
-                     const char *message)
+bool ms_shm_end_job(ms_shm_files *files, ms_abort_reason reason, int32_t rank, const char *message)
 {
     ms_control_file *control = files->control;
     uint32_t none = 0;
@@ -49,8 +48,8 @@ bool ms_host_end_job(ms_host_files *files, ms_abort_reason reason, int32_t rank,
     error->bucket = -1;
     copy_text(error->message, message, sizeof error->message);
     atomic_store(&control->aborted, 2);
-    ms_host_ring_all(control);
-    if (files->mirror) files->mirror->stir(files->mirror);
+    ms_shm_ring_all(control);
+    if (files->replication) files->replication->stir(files->replication);
     return true;
 }
 
@@ -67,7 +66,7 @@ static bool await_word(const ms_os *os, ms_word *word, uint32_t value, uint64_t 
 
 /* A rank may have died while it wrote the record: then there is a cause, but no text. A writer
  * needs microseconds; 20 ms without it mean that it died. */
-bool ms_host_own_cause(const ms_host_files *files, ms_abort_record *out)
+bool ms_shm_own_cause(const ms_shm_files *files, ms_abort_record *out)
 {
     ms_control_file *control = files->control;
     if (!atomic_load(&control->aborted)) return false;
@@ -86,24 +85,24 @@ bool ms_host_own_cause(const ms_host_files *files, ms_abort_record *out)
     return true;
 }
 
-/* Over several hosts it is what the keepers have agreed on. Where they cannot, since the network or
- * a keeper is gone, it is what this host has: one process of it waits in vain, once. */
-bool ms_host_cause(const ms_host_files *files, ms_abort_record *out)
+/* Over several nodes it is what the agents have agreed on. Where they cannot, since the network or
+ * an agent is gone, it is what this node has: one process of it waits in vain, once. */
+bool ms_shm_cause(const ms_shm_files *files, ms_abort_record *out)
 {
     ms_control_file *control = files->control;
     if (!atomic_load(&control->aborted)) return false;
-    if (control->hosts > 1 && !atomic_load(&control->unheard)
+    if (control->nodes > 1 && !atomic_load(&control->unheard)
         && !await_word(files->base.os, &control->agreed, 1, MS_AGREE_NS))
         atomic_store(&control->unheard, 1);
-    if (!atomic_load(&control->agreed)) return ms_host_own_cause(files, out);
-    *out = control->verdict;
+    if (!atomic_load(&control->agreed)) return ms_shm_own_cause(files, out);
+    *out = control->agreed_record;
     return true;
 }
 
 /* The ring may be overwritten while it is read, so texts are ended here. index counts all entries
- * of the rank. Calls count from 1: an entry of a rank on another host that has not arrived is 0.
+ * of the rank. Calls count from 1: an entry of a rank on another node that has not arrived is 0.
  * Group names are ended by the writer; they are shorter than their field. */
-bool ms_host_flight(const ms_host_files *files, uint32_t rank, uint64_t index, ms_flight *out)
+bool ms_shm_flight(const ms_shm_files *files, uint32_t rank, uint64_t index, ms_flight *out)
 {
     ms_rank_line *line = &files->control->lines[rank];
     uint64_t count = atomic_load(&line->flights);

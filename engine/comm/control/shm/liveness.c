@@ -10,13 +10,13 @@
 /* Only in jobs without a supervisor. If the system has no such claims, the rank is not watched, and
  * a peer notices its death by the time limit only. The claim is a lock of the file, which the
  * kernel frees with the process, whatever ended it. */
-void ms_death_watch(ms_host *host)
+void ms_liveness_watch(ms_shm_rank *self)
 {
-    const ms_os *os = host->files->base.os;
-    if (!host->control->unsupervised
-        || os->shared_claim(os->user, host->files->control_file, host->rank))
+    const ms_os *os = self->files->base.os;
+    if (!self->control->unsupervised
+        || os->shared_claim(os->user, self->files->control_file, self->rank))
         return;
-    atomic_store(&host->control->lines[host->rank].claimed, 1);
+    atomic_store(&self->control->lines[self->rank].claimed, 1);
 }
 
 /* The system may free the places of all ranks of one process when one of them leaves. */
@@ -30,14 +30,14 @@ static bool is_alone(const ms_control_file *control, uint32_t rank)
 
 /* The claim is tested before `finished` is read: a rank that leaves in order sets `finished` before
  * its process ends, so it is not taken for dead. */
-void ms_death_look(ms_host *host, uint32_t rank)
+void ms_liveness_look(ms_shm_rank *self, uint32_t rank)
 {
-    const ms_os *os = host->files->base.os;
-    ms_rank_line *line = &host->control->lines[rank];
+    const ms_os *os = self->files->base.os;
+    ms_rank_line *line = &self->control->lines[rank];
     /* A process does not see its own claims. */
-    if (rank == host->rank || !atomic_load(&line->claimed) || !is_alone(host->control, rank))
+    if (rank == self->rank || !atomic_load(&line->claimed) || !is_alone(self->control, rank))
         return;
-    if (os->shared_is_claimed(os->user, host->files->control_file, rank) != 0
+    if (os->shared_is_claimed(os->user, self->files->control_file, rank) != 0
         || atomic_load(&line->finished))
         return;
     char text[512], call[256];
@@ -46,31 +46,31 @@ void ms_death_look(ms_host *host, uint32_t rank)
     int64_t step = atomic_load(&line->step) - 1;
     int used = snprintf(text, sizeof text, "rank %u (pid %" PRId64 ") has ended without leaving",
                         rank, atomic_load(&line->process));
-    if (flights && ms_host_flight(host->files, rank, flights - 1, &flight))
+    if (flights && ms_shm_flight(self->files, rank, flights - 1, &flight))
         used += snprintf(text + used, sizeof text - (size_t)used, " %s %s",
                          flight.left_ns ? "after" : "during",
                          ms_flight_describe(&flight, call, sizeof call));
     if (step >= 0) snprintf(text + used, sizeof text - (size_t)used, " at step %" PRId64, step);
-    ms_host_end_job(host->files, MS_ABORT_DIED, (int32_t)rank, text);
+    ms_shm_end_job(self->files, MS_ABORT_DIED, (int32_t)rank, text);
 }
 
 /* Its claim is freed by the kernel, as those of ranks are. */
-bool ms_death_of_keeper(const ms_host_files *files)
+bool ms_liveness_of_agent(const ms_shm_files *files)
 {
     const ms_os *os = files->base.os;
     return atomic_load(&files->control->kept)
            && os->shared_is_claimed(os->user, files->control_file, files->control->ranks) == 0;
 }
 
-/* Without its keeper a host hears nothing of the others: not even that the job has ended. */
-void ms_death_look_keeper(ms_host *host)
+/* Without its agent a node hears nothing of the others: not even that the job has ended. */
+void ms_liveness_look_agent(ms_shm_rank *self)
 {
-    const ms_control_file *control = host->control;
-    if (!ms_death_of_keeper(host->files)) return;
+    const ms_control_file *control = self->control;
+    if (!ms_liveness_of_agent(self->files)) return;
     char text[256];
     snprintf(text, sizeof text,
              "the keeper of host %s has ended (the process that connects it with other hosts); "
              "rank %u found it gone",
-             control->host_names[control->here], host->rank);
-    ms_host_end_job(host->files, MS_ABORT_DIED, -1, text);
+             control->node_names[control->here], self->rank);
+    ms_shm_end_job(self->files, MS_ABORT_DIED, -1, text);
 }

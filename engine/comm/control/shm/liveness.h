@@ -6,11 +6,11 @@
 
 /* In a job without a supervisor, a rank shows that its process lives, and a rank that waits for
  * another looks whether the other's process does. */
-void ms_death_watch(ms_host *host);
-void ms_death_look(ms_host *host, uint32_t rank);
-/* In a job over several hosts, whether this host's keeper lives. Without it the job ends. For the
- * keeper's own process it is dead. */
-bool ms_death_of_keeper(const ms_host_files *files);
-void ms_death_look_keeper(ms_host *host);
+void ms_liveness_watch(ms_shm_rank *self);
+void ms_liveness_look(ms_shm_rank *self, uint32_t rank);
+/* In a job over several nodes, whether this node's agent lives. Without it the job ends. For the
+ * agent's own process it is dead. */
+bool ms_liveness_of_agent(const ms_shm_files *files);
+void ms_liveness_look_agent(ms_shm_rank *self);
 
 #endif

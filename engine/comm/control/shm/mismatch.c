@@ -11,15 +11,15 @@
 
 /* How long a report waits for the call of another rank that it needs. */
 #define MS_WITNESS_NS 500000000
-#define MS_ELSEWHERE_NS 20000000 /* the same where it seems to stand elsewhere */
+#define MS_ELSEWHERE_NS 20000000 /* the same where it seems to be elsewhere */
 #define MS_NAP_NS 1000000
 
-const char *ms_rank_name(const ms_host *host, uint32_t rank, char text[MS_RANK_NAME_BYTES])
+const char *ms_rank_name(const ms_shm_rank *self, uint32_t rank, char text[MS_RANK_NAME_BYTES])
 {
-    const ms_control_file *control = host->control;
-    if (control->hosts > 1)
+    const ms_control_file *control = self->control;
+    if (control->nodes > 1)
         snprintf(text, MS_RANK_NAME_BYTES, "%u on host %s", rank,
-                 control->host_names[control->host_of[rank]]);
+                 control->node_names[control->node_of[rank]]);
     else snprintf(text, MS_RANK_NAME_BYTES, "%u", rank);
     return text;
 }
@@ -31,14 +31,15 @@ typedef struct hidden {
 } hidden;
 
 /* "rank 2" or "ranks 0, 1, 3", and the call. */
-static size_t describe_side(char *text, size_t bytes, const ms_host *host, const uint32_t *ranks,
-                            uint32_t count, const ms_ledger_slot *slot, hidden differs)
+static size_t describe_side(char *text, size_t bytes, const ms_shm_rank *self,
+                            const uint32_t *ranks, uint32_t count, const ms_ledger_slot *slot,
+                            hidden differs)
 {
     char what[256], name[MS_RANK_NAME_BYTES];
     int used = snprintf(text, bytes, "\n  rank%s", count > 1 ? "s" : "");
     for (uint32_t i = 0; i < count && (size_t)used < bytes; i++)
         used += snprintf(text + used, bytes - (size_t)used, "%s %s", i ? "," : "",
-                         ms_rank_name(host, ranks[i], name));
+                         ms_rank_name(self, ranks[i], name));
     if ((size_t)used < bytes)
         used += snprintf(text + used, bytes - (size_t)used, ": %s",
                          ms_flight_describe(&slot->call, what, sizeof what));
@@ -62,9 +63,9 @@ static bool is_shared(const ms_comm *comm, const ms_group *group, uint32_t other
 /* A call in which another rank waits, and which this rank has not made, or NULL. The other rank
  * cannot leave the call, so its slot stays. It is found by its number: one that this rank has not
  * issued, and that the other has entered. */
-static const ms_ledger_slot *waits_in(ms_host *host, uint32_t other)
+static const ms_ledger_slot *waits_in(ms_shm_rank *self, uint32_t other)
 {
-    ms_comm *comm = host->comm;
+    ms_comm *comm = self->comm;
     const ms_ledger_slot *found = NULL;
     ms_groups_read(comm);
     uint32_t groups = atomic_load(&comm->group_count);
@@ -72,9 +73,9 @@ static const ms_ledger_slot *waits_in(ms_host *host, uint32_t other)
         const ms_group *group = comm->groups[g];
         bool has_both = is_shared(comm, group, other);
         for (uint32_t channel = 0; channel < MS_CHANNELS && has_both && !found; channel++) {
-            uint64_t next = ms_ledger_issued(host, group, channel, host->rank) + 1;
+            uint64_t next = ms_ledger_issued(self, group, channel, self->rank) + 1;
             const ms_ledger_slot *slot =
-                &ms_member(host->files, group->id, channel, other)->slots[next & 1];
+                &ms_member(self->files, group->id, channel, other)->slots[next & 1];
             if (atomic_load(&slot->seq) == next) found = slot;
         }
     }
@@ -83,34 +84,34 @@ static const ms_ledger_slot *waits_in(ms_host *host, uint32_t other)
 }
 
 /* The side of a rank whose call cannot be shown. */
-static size_t describe_unseen(char *text, size_t bytes, ms_host *host, uint32_t other)
+static size_t describe_unseen(char *text, size_t bytes, ms_shm_rank *self, uint32_t other)
 {
-    const ms_ledger_slot *waiting = waits_in(host, other);
+    const ms_ledger_slot *waiting = waits_in(self, other);
     char what[256] = "another call, which waits for results before it", name[MS_RANK_NAME_BYTES];
     if (waiting) ms_flight_describe(&waiting->call, what, sizeof what);
-    int used = snprintf(text, bytes, "\n  rank %s: %s", ms_rank_name(host, other, name), what);
+    int used = snprintf(text, bytes, "\n  rank %s: %s", ms_rank_name(self, other, name), what);
     return (size_t)used < bytes ? (size_t)used : bytes;
 }
 
 /* Waits a moment for `other` to make this call, so that a report can show it: hosts enqueue ahead
  * of their streams, so the call is often on its way. The moment is shorter where the rank has
- * finished or waits in another call, or calls on another host, where no task of this rank takes its
- * letters. False: there is nothing to show. begun_ns is shared by several
+ * finished or waits in another call, or calls on another node, where no task of this rank takes its
+ * header messages. False: there is nothing to show. begun_ns is shared by several
  * calls of one report, so that all of them together wait for one moment. helper: may be NULL. */
-static bool await_call(ms_host *host, uint32_t other, ms_member_line *line, uint64_t number,
+static bool await_call(ms_shm_rank *self, uint32_t other, ms_member_line *line, uint64_t number,
                        uint64_t begun_ns, ms_helper *helper, ms_ledger_slot *out)
 {
-    const ms_os *os = host->files->base.os;
+    const ms_os *os = self->files->base.os;
     while (!ms_ledger_call(line, number, out)) {
         uint64_t waited = os->monotonic_ns(os->user) - begun_ns;
-        if (ms_host_aborted(host) || waited >= MS_WITNESS_NS) return false;
+        if (ms_shm_aborted(self) || waited >= MS_WITNESS_NS) return false;
         /* A host that has finished issues nothing more. */
-        bool ends_before = atomic_load(&host->control->lines[other].finished)
+        bool ends_before = atomic_load(&self->control->lines[other].finished)
                            && atomic_load(&line->issued) < number;
-        bool is_far = !helper && !ms_host_is_here(host->control, other);
-        if (waited >= MS_ELSEWHERE_NS && (is_far || ends_before || waits_in(host, other)))
+        bool is_far = !helper && !ms_shm_is_here(self->control, other);
+        if (waited >= MS_ELSEWHERE_NS && (is_far || ends_before || waits_in(self, other)))
             return false;
-        ms_host_nap(host, MS_NAP_NS);
+        ms_shm_nap(self, MS_NAP_NS);
         if (helper) helper->turn(helper);
     }
     return true;
@@ -124,15 +125,15 @@ typedef struct call_sides {
 
 /* Waits a moment for all members, so that a rank that differs from many is found to be the one that
  * differs. The moment is short, since a member may never come. */
-static void take_sides(ms_host *host, const ms_comm_args *args, uint32_t member,
+static void take_sides(ms_shm_rank *self, const ms_comm_args *args, uint32_t member,
                        const ms_ledger_slot calls[2], ms_helper *helper, call_sides *out)
 {
     const ms_group *group = args->group;
-    const ms_os *os = host->files->base.os;
+    const ms_os *os = self->files->base.os;
     uint64_t begun = os->monotonic_ns(os->user);
     for (uint32_t m = 0; m < group->size; m++) {
         ms_ledger_slot slot = { .value = 0 };
-        bool known = await_call(host, group->members[m], ms_ledger_line(host, args, m),
+        bool known = await_call(self, group->members[m], ms_ledger_line(self, args, m),
                                 args->number, begun, helper, &slot);
         int side =
             m != group->rank && (m == member || (known && !ms_ledger_agree(&slot, &calls[0])));
@@ -144,7 +145,7 @@ static void take_sides(ms_host *host, const ms_comm_args *args, uint32_t member,
 /* The smaller side is blamed; of equal ones, the one without rank 0, or the higher rank. shown: the
  * fields of the other side's call are known. Both sides are shown in one error, because each user
  * sees the output of one rank. */
-static void report_sides(ms_host *host, const ms_comm_args *args, const ms_ledger_slot calls[2],
+static void report_sides(ms_shm_rank *self, const ms_comm_args *args, const ms_ledger_slot calls[2],
                          const call_sides *sides, bool shown)
 {
     char text[MS_ERROR_MESSAGE_BYTES];
@@ -158,9 +159,9 @@ static void report_sides(ms_host *host, const ms_comm_args *args, const ms_ledge
         int which = mine_first ? side : 1 - side;
         const uint32_t *ranks = sides->ranks[which];
         if (which && !shown)
-            used += describe_unseen(text + used, sizeof text - used, host, ranks[0]);
+            used += describe_unseen(text + used, sizeof text - used, self, ranks[0]);
         else
-            used += describe_side(text + used, sizeof text - used, host, ranks,
+            used += describe_side(text + used, sizeof text - used, self, ranks,
                                   sides->counts[which], &calls[which], differs);
     }
     if (differs.graph && !differs.order && used < sizeof text)
@@ -169,101 +170,103 @@ static void report_sides(ms_host *host, const ms_comm_args *args, const ms_ledge
                  "memory; " MS_COMM_GRAPHS_VARIABLE "=off launches each call by itself");
     bool equal = sides->counts[0] == sides->counts[1];
     int blamed = equal ? mine_first : sides->counts[1] < sides->counts[0];
-    ms_host_end_job(host->files, MS_ABORT_MISMATCH, (int32_t)sides->ranks[blamed][0], text);
+    ms_shm_end_job(self->files, MS_ABORT_MISMATCH, (int32_t)sides->ranks[blamed][0], text);
 }
 
 /* A member's call that cannot be shown depends on a result that this rank's call would have to
  * give. */
-void ms_ledger_disagree(ms_host *host, const ms_comm_args *args, uint32_t member, ms_helper *helper)
+void ms_ledger_disagree(ms_shm_rank *self, const ms_comm_args *args, uint32_t member,
+                        ms_helper *helper)
 {
-    const ms_os *os = host->files->base.os;
+    const ms_os *os = self->files->base.os;
     ms_ledger_slot calls[2] = { { .value = 0 }, { .value = 0 } };
     call_sides sides = { .counts = { 0, 0 } };
-    ms_ledger_write(host, args, &calls[0]);
-    bool shown = await_call(host, args->group->members[member], ms_ledger_line(host, args, member),
+    ms_ledger_write(self, args, &calls[0]);
+    bool shown = await_call(self, args->group->members[member], ms_ledger_line(self, args, member),
                             args->number, os->monotonic_ns(os->user), helper, &calls[1]);
     /* Another rank has reported meanwhile. */
-    if (ms_host_aborted(host)) return;
-    take_sides(host, args, member, calls, helper, &sides);
-    report_sides(host, args, calls, &sides, shown);
+    if (ms_shm_aborted(self)) return;
+    take_sides(self, args, member, calls, helper, &sides);
+    report_sides(self, args, calls, &sides, shown);
 }
 
 /* Pairs have no majority: the error names both sides, and the peer as the rank at fault. `theirs`
  * may be NULL: the ring of published fields is short. */
-void ms_ledger_disagree_pair(ms_host *host, const ms_comm_args *args, const ms_ledger_slot *theirs)
+void ms_ledger_disagree_pair(ms_shm_rank *self, const ms_comm_args *args,
+                             const ms_ledger_slot *theirs)
 {
     char text[MS_ERROR_MESSAGE_BYTES], a[256], b[256] = "another call",
                                                names[2][MS_RANK_NAME_BYTES];
     uint32_t other = args->group->members[args->root];
     ms_ledger_slot mine;
-    ms_ledger_write(host, args, &mine);
+    ms_ledger_write(self, args, &mine);
     if (theirs) ms_flight_describe(&theirs->call, b, sizeof b);
     snprintf(text, sizeof text, "ranks disagree:\n  rank %s: %s to or from rank %u\n  rank %s: %s",
-             ms_rank_name(host, host->rank, names[0]), ms_flight_describe(&mine.call, a, sizeof a),
-             other, ms_rank_name(host, other, names[1]), b);
-    ms_host_end_job(host->files, MS_ABORT_MISMATCH, (int32_t)other, text);
+             ms_rank_name(self, self->rank, names[0]), ms_flight_describe(&mine.call, a, sizeof a),
+             other, ms_rank_name(self, other, names[1]), b);
+    ms_shm_end_job(self->files, MS_ABORT_MISMATCH, (int32_t)other, text);
 }
 
 /* The peer's script ended before the call that this rank waits for. `last` shows what it did last,
  * if its slot still holds it. */
-void ms_ledger_gone(ms_host *host, const ms_comm_args *args, uint32_t other, uint64_t calls,
+void ms_ledger_gone(ms_shm_rank *self, const ms_comm_args *args, uint32_t other, uint64_t calls,
                     const ms_ledger_slot *last)
 {
     char text[MS_ERROR_MESSAGE_BYTES], what[256], name[MS_RANK_NAME_BYTES];
     ms_ledger_slot mine;
-    ms_ledger_write(host, args, &mine);
+    ms_ledger_write(self, args, &mine);
     int used;
     if (last)
-        used = snprintf(text, sizeof text, "rank %s left after %s", ms_rank_name(host, other, name),
+        used = snprintf(text, sizeof text, "rank %s left after %s", ms_rank_name(self, other, name),
                         ms_flight_describe(&last->call, what, sizeof what));
     else
         used = snprintf(text, sizeof text, "rank %s left after %llu calls of this group",
-                        ms_rank_name(host, other, name), (unsigned long long)calls);
+                        ms_rank_name(self, other, name), (unsigned long long)calls);
     snprintf(text + used, sizeof text - (size_t)used,
              ", while rank %s waits for it at %s: every rank must make the same calls",
-             ms_rank_name(host, host->rank, name),
+             ms_rank_name(self, self->rank, name),
              ms_flight_describe(&mine.call, what, sizeof what));
-    ms_host_end_job(host->files, MS_ABORT_LEFT, (int32_t)other, text);
+    ms_shm_end_job(self->files, MS_ABORT_LEFT, (int32_t)other, text);
 }
 
 /* The peer's host had enqueued the call, but its process ended before its stream got there. */
-void ms_ledger_ended(ms_host *host, const ms_comm_args *args, uint32_t other, bool begun)
+void ms_ledger_ended(ms_shm_rank *self, const ms_comm_args *args, uint32_t other, bool begun)
 {
     char text[MS_ERROR_MESSAGE_BYTES], what[256], name[MS_RANK_NAME_BYTES];
     ms_ledger_slot mine;
-    ms_ledger_write(host, args, &mine);
+    ms_ledger_write(self, args, &mine);
     snprintf(text, sizeof text,
              "rank %s ended %s %s, which it had enqueued, while rank %u waits for it there: call "
              "ms.synchronize() before os.exit, or return from the script",
-             ms_rank_name(host, other, name), begun ? "in the middle of" : "before its part of",
-             ms_flight_describe(&mine.call, what, sizeof what), host->rank);
-    ms_host_end_job(host->files, MS_ABORT_LEFT, (int32_t)other, text);
+             ms_rank_name(self, other, name), begun ? "in the middle of" : "before its part of",
+             ms_flight_describe(&mine.call, what, sizeof what), self->rank);
+    ms_shm_end_job(self->files, MS_ABORT_LEFT, (int32_t)other, text);
 }
 
 /* number: the first call of that group and channel that this rank has not made. This is the
  * deadlock of two ranks that issue two collectives in opposite orders, found without a time limit.
  */
-static void wrong_order(ms_host *host, const ms_comm_args *args, uint32_t other,
+static void wrong_order(ms_shm_rank *self, const ms_comm_args *args, uint32_t other,
                         const ms_group *group, uint32_t channel, uint64_t number)
 {
     char text[MS_ERROR_MESSAGE_BYTES], what[256], names[2][MS_RANK_NAME_BYTES];
-    const ms_os *os = host->files->base.os;
-    ms_member_line *line = ms_member(host->files, group->id, channel, other);
+    const ms_os *os = self->files->base.os;
+    ms_member_line *line = ms_member(self->files, group->id, channel, other);
     ms_ledger_slot mine, theirs;
-    ms_ledger_write(host, args, &mine);
+    ms_ledger_write(self, args, &mine);
     int used = snprintf(
         text, sizeof text,
         "ranks call in a different order:\n  rank %s: %s, which rank %u had not called "
         "when it called\n  rank %s: ",
-        ms_rank_name(host, host->rank, names[0]), ms_flight_describe(&mine.call, what, sizeof what),
-        other, ms_rank_name(host, other, names[1]));
-    if (await_call(host, other, line, number, os->monotonic_ns(os->user), NULL, &theirs))
+        ms_rank_name(self, self->rank, names[0]), ms_flight_describe(&mine.call, what, sizeof what),
+        other, ms_rank_name(self, other, names[1]));
+    if (await_call(self, other, line, number, os->monotonic_ns(os->user), NULL, &theirs))
         snprintf(text + used, sizeof text - (size_t)used, "%s",
                  ms_flight_describe(&theirs.call, what, sizeof what));
     else
         snprintf(text + used, sizeof text - (size_t)used, "call #%llu of %s, channel %s",
                  (unsigned long long)number, group->name, ms_channel_name(channel + 1));
-    ms_host_end_job(host->files, MS_ABORT_MISMATCH, (int32_t)other, text);
+    ms_shm_end_job(self->files, MS_ABORT_MISMATCH, (int32_t)other, text);
 }
 
 /* Whether the other rank has issued a call that this rank has not, in any group and channel of
@@ -271,9 +274,10 @@ static void wrong_order(ms_host *host, const ms_comm_args *args, uint32_t other,
  * go on. The calls that the other has issued there are read first, those here second: so it had
  * issued that call before the awaited one. It looks at all groups that both are in, so it runs only
  * while a rank sleeps. */
-bool ms_ledger_check_order(ms_host *host, const ms_comm_args *args, uint32_t other, uint32_t member)
+bool ms_ledger_check_order(ms_shm_rank *self, const ms_comm_args *args, uint32_t other,
+                           uint32_t member)
 {
-    ms_comm *comm = host->comm;
+    ms_comm *comm = self->comm;
     bool differs = false, has_come = false;
     ms_groups_read(comm);
     uint32_t groups = atomic_load(&comm->group_count);
@@ -282,12 +286,12 @@ bool ms_ledger_check_order(ms_host *host, const ms_comm_args *args, uint32_t oth
         bool has_both = is_shared(comm, group, other);
         for (uint32_t channel = 0; channel < MS_CHANNELS && has_both && !differs && !has_come;
              channel++) {
-            uint64_t theirs = ms_ledger_issued(host, group, channel, other);
-            has_come = atomic_load(&ms_ledger_line(host, args, member)->issued) >= args->number;
-            uint64_t mine = ms_ledger_issued(host, group, channel, host->rank);
+            uint64_t theirs = ms_ledger_issued(self, group, channel, other);
+            has_come = atomic_load(&ms_ledger_line(self, args, member)->issued) >= args->number;
+            uint64_t mine = ms_ledger_issued(self, group, channel, self->rank);
             /* This rank has made all calls of that group that the other has. */
             differs = !has_come && theirs > mine;
-            if (differs) wrong_order(host, args, other, group, channel, mine + 1);
+            if (differs) wrong_order(self, args, other, group, channel, mine + 1);
         }
     }
     ms_groups_read_end(comm);

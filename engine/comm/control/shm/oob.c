@@ -1,4 +1,4 @@
-/* oob.c: what hosts share goes from rank to rank through the control file: each member copies
+/* oob.c: numbers out of band go from rank to rank through the control file: each member copies
  * a piece of its numbers to its line, all wait for each other, and each takes what it needs from
  * all lines. While some still read one half of the lines, the others fill the other half.
  *
@@ -27,10 +27,10 @@ static bool brings(const ms_comm_args *args, uint32_t member)
 }
 
 /* The half of a member's line that has this piece. */
-static const char *line_of(const ms_host *host, const ms_comm_args *args, uint32_t member,
+static const char *line_of(const ms_shm_rank *self, const ms_comm_args *args, uint32_t member,
                            const piece *p)
 {
-    return ms_ledger_line(host, args, member)->shared[p->half];
+    return ms_ledger_line(self, args, member)->shared[p->half];
 }
 
 #define COMBINE(type, sum, max)                                     \
@@ -73,11 +73,11 @@ static void combine_splits(char *to, const char *from)
 /* Members are taken in the order of ranks, which fixes the rounding of sums. The first member's
  * numbers are copied, the others combined. Every member computes the whole result for itself: the
  * numbers are few, and all get the same bits. */
-static void take(const ms_host *host, const ms_comm_args *args, const piece *p)
+static void take(const ms_shm_rank *self, const ms_comm_args *args, const piece *p)
 {
     const ms_group *group = args->group;
     for (uint32_t m = 0; m < group->size; m++) {
-        const char *from = line_of(host, args, m, p);
+        const char *from = line_of(self, args, m, p);
         if (args->kind == MS_ALL_GATHER)
             memcpy(args->out + m * args->payload_bytes + p->done, from, p->bytes);
         else if (!brings(args, m)) continue;
@@ -93,23 +93,23 @@ static void take(const ms_host *host, const ms_comm_args *args, const piece *p)
 static ms_task_result exchange(ms_run *run, void *arguments)
 {
     const ms_comm_args *args = arguments;
-    ms_host *host = args->group->comm->control_state;
-    ms_member_line *own = ms_ledger_line(host, args, args->group->rank);
+    ms_shm_rank *self = args->group->comm->control_state;
+    ms_member_line *own = ms_ledger_line(self, args, args->group->rank);
     uint64_t phases = 0;
-    if (!ms_ledger_enter(host, args)) return ms_host_fail(run, host, args);
+    if (!ms_ledger_enter(self, args)) return ms_shm_fail(run, self, args);
     for (piece p = { 0 }; p.done < args->payload_bytes; p.done += p.bytes) {
         uint64_t rest = args->payload_bytes - p.done;
         p.bytes = rest < MS_SHARED_BYTES ? (size_t)rest : MS_SHARED_BYTES;
         p.half = phases & 1;
         if (brings(args, args->group->rank)) {
             memcpy(own->shared[p.half], args->in + p.done, p.bytes);
-            ms_host_tell(host, own->shared[p.half], p.bytes);
+            ms_shm_tell(self, own->shared[p.half], p.bytes);
         }
-        if (!ms_ledger_phase(host, args, ++phases, NULL)) return ms_host_fail(run, host, args);
-        take(host, args, &p);
+        if (!ms_ledger_phase(self, args, ++phases, NULL)) return ms_shm_fail(run, self, args);
+        take(self, args, &p);
     }
-    return ms_ledger_leave(host, args, phases + 1, NULL) ? MS_TASK_DONE
-                                                         : ms_host_fail(run, host, args);
+    return ms_ledger_leave(self, args, phases + 1, NULL) ? MS_TASK_DONE
+                                                         : ms_shm_fail(run, self, args);
 }
 
-const ms_task ms_host_tasks[MS_COLLECTIVES] = MS_HOST_TASKS(exchange);
+const ms_task ms_shm_tasks[MS_COLLECTIVES] = MS_SHM_TASKS(exchange);

@@ -8,21 +8,21 @@
 
 /* Two slots are enough: no rank enters call n + 2 before all have left n + 1, so none reads the
  * slot of n any more. */
-const ms_ledger_slot *ms_ledger_slot_of(const ms_host *host, const ms_comm_args *args,
+const ms_ledger_slot *ms_ledger_slot_of(const ms_shm_rank *self, const ms_comm_args *args,
                                         uint32_t member)
 {
-    return &ms_ledger_line(host, args, member)->slots[args->number & 1];
+    return &ms_ledger_line(self, args, member)->slots[args->number & 1];
 }
 
 /* seq is left alone; the caller stores it when the slot may be read. heap_offset is plus 1, so that
  * 0 means "not in the heap"; peers add it to where they have mapped this rank's heap. */
-void ms_ledger_write(ms_host *host, const ms_comm_args *args, ms_ledger_slot *slot)
+void ms_ledger_write(ms_shm_rank *self, const ms_comm_args *args, ms_ledger_slot *slot)
 {
-    const ms_os *os = host->files->base.os;
-    const char *heap = host->files->heaps[host->rank].memory;
+    const ms_os *os = self->files->base.os;
+    const char *heap = self->files->heaps[self->rank].memory;
     /* Only the beginning is compared: a tensor that begins in the heap ends there, as the arena
      * gave it. */
-    bool in_heap = args->in && args->in >= heap && args->in < heap + host->files->heap_bytes;
+    bool in_heap = args->in && args->in >= heap && args->in < heap + self->files->heap_bytes;
     slot->heap_offset = in_heap ? (uint64_t)(args->in - heap) + 1 : 0;
     slot->counts_hash = args->counts_hash;
     slot->order = args->order;
@@ -38,9 +38,9 @@ void ms_ledger_write(ms_host *host, const ms_comm_args *args, ms_ledger_slot *sl
 
 /* The counter is atomic, because several streams of a rank enter calls at the same time. The line
  * is the rank's own, but a supervisor reads it when the rank has died. */
-uint64_t ms_ledger_flight(ms_host *host, const ms_flight *call)
+uint64_t ms_ledger_flight(ms_shm_rank *self, const ms_flight *call)
 {
-    ms_rank_line *line = &host->control->lines[host->rank];
+    ms_rank_line *line = &self->control->lines[self->rank];
     uint64_t place = atomic_fetch_add(&line->flights, 1);
     line->flight[place % MS_FLIGHTS] = *call;
     ms_activity_done(&line->activity);
@@ -49,10 +49,10 @@ uint64_t ms_ledger_flight(ms_host *host, const ms_flight *call)
 
 /* left_ns marks the call as over, for reports and deadlock detection. Another call may have its
  * place by now. */
-void ms_ledger_landed(ms_host *host, uint64_t flight)
+void ms_ledger_landed(ms_shm_rank *self, uint64_t flight)
 {
-    const ms_os *os = host->files->base.os;
-    ms_rank_line *line = &host->control->lines[host->rank];
+    const ms_os *os = self->files->base.os;
+    ms_rank_line *line = &self->control->lines[self->rank];
     if (atomic_load(&line->flights) - flight <= MS_FLIGHTS)
         line->flight[flight % MS_FLIGHTS].left_ns = os->monotonic_ns(os->user);
     ms_activity_done(&line->activity);

@@ -6,26 +6,26 @@
 
 /* The place of a world rank among the members; the group's size if it is none. */
 uint32_t ms_ledger_member(const ms_group *group, uint32_t rank);
-static inline ms_member_line *ms_ledger_line(const ms_host *host, const ms_comm_args *args,
+static inline ms_member_line *ms_ledger_line(const ms_shm_rank *self, const ms_comm_args *args,
                                              uint32_t member)
 {
-    return ms_member(host->files, args->group->id, args->channel, args->group->members[member]);
+    return ms_member(self->files, args->group->id, args->channel, args->group->members[member]);
 }
 /* How many calls the rank has issued in this group and channel. What it has issued in a former
  * group with this number does not count. */
-static inline uint64_t ms_ledger_issued(const ms_host *host, const ms_group *group,
+static inline uint64_t ms_ledger_issued(const ms_shm_rank *self, const ms_group *group,
                                         uint32_t channel, uint32_t rank)
 {
-    uint64_t issued = atomic_load(&ms_member(host->files, group->id, channel, rank)->issued);
+    uint64_t issued = atomic_load(&ms_member(self->files, group->id, channel, rank)->issued);
     return issued > group->numbers ? issued : group->numbers;
 }
-const ms_ledger_slot *ms_ledger_slot_of(const ms_host *host, const ms_comm_args *args,
+const ms_ledger_slot *ms_ledger_slot_of(const ms_shm_rank *self, const ms_comm_args *args,
                                         uint32_t member);
 /* Fills a slot but its seq. */
-void ms_ledger_write(ms_host *host, const ms_comm_args *args, ms_ledger_slot *slot);
+void ms_ledger_write(ms_shm_rank *self, const ms_comm_args *args, ms_ledger_slot *slot);
 /* Appends the call to this rank's flight record; the place for ms_ledger_landed. */
-uint64_t ms_ledger_flight(ms_host *host, const ms_flight *call);
-void ms_ledger_landed(ms_host *host, uint64_t flight);
+uint64_t ms_ledger_flight(ms_shm_rank *self, const ms_flight *call);
+void ms_ledger_landed(ms_shm_rank *self, uint64_t flight);
 /* Whether two ranks' calls agree; and the same as a number, known before the call is entered. */
 bool ms_ledger_agree(const ms_ledger_slot *a, const ms_ledger_slot *b);
 /* The same for the two sides of a send. */

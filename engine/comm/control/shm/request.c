@@ -7,7 +7,7 @@
  * decision comes after that number. A rank that saw the request obeys the decision. All accesses
  * are sequentially consistent.
  *
- * Over several hosts the keepers decide (comm/control/cluster/coordinator.c). Before that, each
+ * Over several nodes the agents decide (comm/control/cluster/coordinator.c). Before that, each
  * closes a gate, at which ranks wait before their next step, and only then reads the numbers of its
  * ranks. */
 #include "comm/control/shm/request.h"
@@ -23,14 +23,14 @@
  * last value. A request that comes earlier is dropped. Called from signal handlers, so it takes no
  * lock and does not retry. Ranks that have finished meet nothing any more and are not waited for.
  */
-void ms_host_request(ms_rendezvous *rendezvous, ms_request kind, uint8_t value)
+void ms_shm_request(ms_rendezvous *rendezvous, ms_request kind, uint8_t value)
 {
-    const ms_host_files *files = ms_host_files_of(rendezvous);
+    const ms_shm_files *files = ms_shm_files_of(rendezvous);
     ms_control_file *control = files->control;
     uint32_t raised = atomic_load(&control->requests[kind].raised);
-    if (control->hosts > 1) {
+    if (control->nodes > 1) {
         atomic_store(&control->requests[kind].wanted, value);
-        files->mirror->stir(files->mirror);
+        files->replication->stir(files->replication);
         return;
     }
     for (uint32_t r = 0; r < control->ranks; r++) {
@@ -69,48 +69,48 @@ static uint8_t meet(ms_control_file *control, ms_rank_line *own, ms_request kind
     return (uint8_t)raised;
 }
 
-/* Until the hosts have decided about a request; nothing to wait for in the usual case. */
-static void pass_gate(ms_host *host, const ms_request_line *line)
+/* Until the nodes have decided about a request; nothing to wait for in the usual case. */
+static void pass_gate(ms_shm_rank *self, const ms_request_line *line)
 {
-    while (atomic_load(&line->gate) && !ms_host_aborted(host)) ms_host_nap(host, MS_GATE_LOOK_NS);
+    while (atomic_load(&line->gate) && !ms_shm_aborted(self)) ms_shm_nap(self, MS_GATE_LOOK_NS);
 }
 
 /* The serial number is stored before requests are read. The order is what the protocol rests on: a
  * rank that sees no request has shown its number to every rank that sees one later. */
-void ms_host_step(ms_comm *comm, uint64_t serial, int64_t step, uint8_t values[MS_REQUESTS])
+void ms_shm_step(ms_comm *comm, uint64_t serial, int64_t step, uint8_t values[MS_REQUESTS])
 {
-    ms_host *host = comm->control_state;
-    ms_rank_line *own = &host->control->lines[host->rank];
-    const ms_os *os = host->files->base.os;
-    ms_straggler_step(host, os->monotonic_ns(os->user));
+    ms_shm_rank *self = comm->control_state;
+    ms_rank_line *own = &self->control->lines[self->rank];
+    const ms_os *os = self->files->base.os;
+    ms_straggler_step(self, os->monotonic_ns(os->user));
     atomic_store(&own->step, step + 1);
     atomic_store(&own->serial, serial);
     ms_activity_done(&own->activity);
     for (int kind = 0; kind < MS_REQUESTS; kind++) {
-        pass_gate(host, &host->control->requests[kind]);
-        values[kind] = meet(host->control, own, (ms_request)kind, serial);
+        pass_gate(self, &self->control->requests[kind]);
+        values[kind] = meet(self->control, own, (ms_request)kind, serial);
     }
 }
 
 /* The first folder counts: all ranks of a job use the same one. */
-void ms_host_set_folder(ms_comm *comm, const char *folder)
+void ms_shm_set_folder(ms_comm *comm, const char *folder)
 {
-    ms_host *host = comm->control_state;
+    ms_shm_rank *self = comm->control_state;
     uint32_t none = 0;
     size_t bytes = strlen(folder) + 1;
-    if (bytes > sizeof host->control->folder
-        || !atomic_compare_exchange_strong(&host->control->folder_set, &none, 1))
+    if (bytes > sizeof self->control->folder
+        || !atomic_compare_exchange_strong(&self->control->folder_set, &none, 1))
         return;
-    memcpy(host->control->folder, folder, bytes);
-    atomic_store(&host->control->folder_set, 2);
-    ms_host_tell(host, host->control->folder, bytes);
-    ms_host_tell(host, &host->control->folder_set, sizeof host->control->folder_set);
+    memcpy(self->control->folder, folder, bytes);
+    atomic_store(&self->control->folder_set, 2);
+    ms_shm_tell(self, self->control->folder, bytes);
+    ms_shm_tell(self, &self->control->folder_set, sizeof self->control->folder_set);
 }
 
 /* Empty while the folder is not known. */
-const char *ms_host_folder(const ms_rendezvous *rendezvous, char *text, size_t bytes)
+const char *ms_shm_folder(const ms_rendezvous *rendezvous, char *text, size_t bytes)
 {
-    const ms_control_file *control = ms_host_files_of(rendezvous)->control;
+    const ms_control_file *control = ms_shm_files_of(rendezvous)->control;
     size_t length = atomic_load(&control->folder_set) == 2
                         ? strnlen(control->folder, sizeof control->folder - 1)
                         : 0;

@@ -1,5 +1,5 @@
-/* state.h: control among the ranks of one host, over memory files: the layout of the control file,
- * a rank's side of it, and the order ledger that transports on this host run their calls through.
+/* state.h: control among the ranks of one node, over memory files: the layout of the control file,
+ * a rank's side of it, and the order ledger that transports on this node run their calls through.
  * For comm/control/, comm/job/ and comm/transport/ only.
  *
  * Invariants
@@ -31,12 +31,12 @@
 #define MS_STAGE_AREAS (MS_GROUPS_MAX * MS_CHANNELS + 1)
 #define MS_STAGES_BYTES (MS_STAGE_AREAS * 2 * MS_STAGE_BYTES)
 
-#define MS_HOST_NAME_BYTES 64
+#define MS_NODE_NAME_BYTES 64
 
 /* Calls of a channel whose claims are kept. A host may be further ahead, with calls enqueued on
  * several streams. */
 #define MS_CALLS_AHEAD 1024
-/* Bytes of numbers that hosts share, in one step: a record of plans or the id of a network is
+/* Bytes of numbers exchanged out of band, in one step: a record of plans or the id of a network is
  * shorter. */
 #define MS_SHARED_BYTES 2048
 /* Calls of a channel whose fields are kept, for reports. */
@@ -96,12 +96,12 @@ typedef struct ms_pair_line {
 } ms_pair_line;
 
 /* What a peer that has waited too long for a rank reports to the supervisor: see
- * ms_rendezvous_suspect. */
-typedef struct ms_suspicion {
+ * ms_rendezvous_hang_report. */
+typedef struct ms_hang_report {
     ms_word state;     /* 0: none; 1: being written; 2: complete */
     uint64_t progress; /* of the rank, while its peer waited */
-    char text[MS_SUSPICION_BYTES];
-} ms_suspicion;
+    char text[MS_HANG_REPORT_BYTES];
+} ms_hang_report;
 
 /* How far a rank has finished, in order. One that rests waits for MPI_Finalize, and calls nothing
  * else of MPI. */
@@ -117,14 +117,14 @@ typedef struct ms_rank_line {
     ms_word asleep; /* threads of this rank */
     /* Progress of this rank plus 1 when a peer last warned of it as a straggler. */
     _Atomic uint64_t warned;
-    /* Of a job over several hosts: how many numbers of groups it asks for, those that it has been
+    /* Of a job over several nodes: how many numbers of groups it asks for, those that it has been
      * given, and whether it has; those that are free again. */
     ms_word ids_wanted, ids_answered;
     ms_ids ids_given;
     ms_id_words ids_back;
     /* Its calls that use the tensors of other threads and are not over (local/direct.c). */
     ms_word direct_calls;
-    /* From here to `suspicion`: what ranks on other hosts have a copy of. */
+    /* From here to `hang_report`: what ranks on other nodes have a copy of. */
     alignas(128) ms_word phase; /* ms_rank_phase */
     ms_word finished;           /* ms_finished: its host will issue nothing more */
     /* Set once the rank's process has claimed its number in the control file, until it ends. */
@@ -133,14 +133,14 @@ typedef struct ms_rank_line {
     _Atomic uint64_t flights;
     _Atomic uint64_t serial; /* of the last step that its host was about to begin */
     _Atomic int64_t step;    /* its number, plus 1 */
-    /* deadlock.c: number of the standstill << 32 | rounds of looking in it; 0: not still. */
+    /* deadlock.c: number of the stall << 32 | rounds of looking in it; 0: not still. */
     _Atomic uint64_t still;
     ms_word met[MS_REQUESTS]; /* how many requests of each kind it has met */
     ms_word gone;             /* its process has ended: the tasks that it had enqueued never run */
     ms_word code;             /* with which its process is about to end, plus 1; 0: not known */
     ms_word hangs;            /* MPI_Finalize has not come back, and the user knows */
     ms_activity activity;
-    ms_suspicion suspicion;
+    ms_hang_report hang_report;
     ms_flight flight[MS_FLIGHTS];
 } ms_rank_line;
 
@@ -154,8 +154,8 @@ typedef struct ms_request_line {
     /* The last request decided: its count << 40 | the serial number before which all ranks meet
      * it. */
     _Atomic uint64_t decided;
-    /* Of a job over several hosts: the value of one that this host's keeper has not taken yet, and
-     * whether ranks wait before their next step until the hosts have decided. */
+    /* Of a job over several nodes: the value of one that this node's agent has not taken yet, and
+     * whether ranks wait before their next step until the nodes have decided. */
     ms_word wanted, gate;
 } ms_request_line;
 
@@ -165,77 +165,77 @@ typedef struct ms_request_line {
 typedef struct ms_control_file {
     uint64_t magic, control_bytes, heap_bytes, link_bytes_per_second, link_latency_ns, timeout_ns;
     uint32_t ranks, threads;
-    /* Of the job; 1 and 0 where all ranks are on one host. host_of: of each rank. */
-    uint32_t hosts, here;
-    uint16_t host_of[MS_LOCAL_RANKS_MAX];
-    char host_names[MS_LOCAL_RANKS_MAX][MS_HOST_NAME_BYTES];
-    bool crowded;      /* more threads of this host's ranks want to run than it has cores */
-    ms_word kept;      /* the place of the keeper in this file is claimed while it lives */
+    /* Of the job; 1 and 0 where all ranks are on one node. node_of: of each rank. */
+    uint32_t nodes, here;
+    uint16_t node_of[MS_LOCAL_RANKS_MAX];
+    char node_names[MS_LOCAL_RANKS_MAX][MS_NODE_NAME_BYTES];
+    bool crowded;      /* more threads of this node's ranks want to run than it has cores */
+    ms_word kept;      /* the place of the agent in this file is claimed while it lives */
     bool sum_by_ranks; /* as in the options */
     bool unsupervised; /* no launcher started the ranks: they detect each other's death */
     ms_word judged;    /* a supervisor decides about ranks that show no progress */
     ms_request_line requests[MS_REQUESTS];
-    ms_word reported; /* over several hosts: the report of the job's end is written */
+    ms_word reported; /* over several nodes: the report of the job's end is written */
     ms_word folder_set;
     char folder[MS_FOLDER_BYTES];
-    ms_word groups;       /* the numbers of all groups of this host's ranks so far are below */
-    ms_id_words ids_used; /* now; of a job over several hosts, the first host's counts */
+    ms_word groups;       /* the numbers of all groups of this node's ranks so far are below */
+    ms_id_words ids_used; /* now; of a job over several nodes, the first node's counts */
     /* How GPUs' tensors travel, as the first rank with one has said: see local/direct.c. */
     _Atomic uint64_t way;
     alignas(128) ms_word aborted; /* 0, 1: being written, 2: the record is complete */
     ms_abort_record record;
-    /* Over several hosts, several may end the job at the same time: what they agree on, and whether
+    /* Over several nodes, several may end the job at the same time: what they agree on, and whether
      * it is there. */
     ms_word agreed;
     ms_word unheard; /* somebody has waited for that in vain */
-    ms_abort_record verdict;
+    ms_abort_record agreed_record;
     ms_rank_line lines[]; /* one a rank, then pairs, then members */
 } ms_control_file;
 
-/* Which host each rank of a job is on. Without host_of and names: all on the first. */
+/* Which node each rank of a job is on. Without node_of and names: all on the first. */
 typedef struct ms_layout {
-    uint32_t hosts, here;
-    const uint16_t *host_of;
-    const char (*names)[MS_HOST_NAME_BYTES]; /* of hosts */
+    uint32_t nodes, here;
+    const uint16_t *node_of;
+    const char (*names)[MS_NODE_NAME_BYTES]; /* of nodes */
 } ms_layout;
 
-/* How a process tells other hosts what it writes. Every host of a job has a control file with the
- * lines of all ranks; those of ranks on other hosts are copies. Each word of a line is written by
+/* How a process tells other nodes what it writes. Every node of a job has a control file with the
+ * lines of all ranks; those of ranks on other nodes are copies. Each word of a line is written by
  * one rank only, so copies need no more than that the writes of a rank arrive in its order. */
-typedef struct ms_mirror ms_mirror;
-struct ms_mirror {
-    /* Sends what these bytes of the control file are now to the copies on all other hosts, which
+typedef struct ms_replication ms_replication;
+struct ms_replication {
+    /* Sends what these bytes of the control file are now to the copies on all other nodes, which
      * wake their ranks. Four and eight aligned bytes arrive as one atomic store. From any
      * thread. */
-    void (*tell)(ms_mirror *mirror, const void *address, size_t bytes);
-    /* This host's keeper looks at the control file: the job has ended, or something is asked of it.
+    void (*tell)(ms_replication *replication, const void *address, size_t bytes);
+    /* This node's agent looks at the control file: the job has ended, or something is asked of it.
      * Safe in signal handlers. */
-    void (*stir)(ms_mirror *mirror);
+    void (*stir)(ms_replication *replication);
     /* Frees it; the files' close calls it. */
-    void (*close)(ms_mirror *mirror);
+    void (*close)(ms_replication *replication);
 };
 
-/* A job on this host, as a process sees it: its memory files. What every rendezvous has comes
+/* A job on this node, as a process sees it: its memory files. What every rendezvous has comes
  * first, so that a pointer to one is a pointer to the other. */
-typedef struct ms_host_files {
+typedef struct ms_shm_files {
     ms_rendezvous base;
     ms_control_file *control;
-    ms_mirror *mirror; /* NULL in a job of one host */
+    ms_replication *replication; /* NULL in a job of one node */
     /* The thread that calls MPI for this process' rank, whose news wake that rank; NULL in a job of
-     * one host. The mirror's close ends it. */
+     * one node. The replication's close ends it. */
     struct ms_mpi *mpi;
     uint64_t control_bytes;
-    uint64_t heap_bytes; /* of a rank on this host; others have staging areas only */
+    uint64_t heap_bytes; /* of a rank on this node; others have staging areas only */
     ms_file *control_file;
     struct {
         ms_file *file;
         char *memory;
     } heaps[MS_LOCAL_RANKS_MAX];
-} ms_host_files;
+} ms_shm_files;
 
-static inline ms_host_files *ms_host_files_of(const ms_rendezvous *rendezvous)
+static inline ms_shm_files *ms_shm_files_of(const ms_rendezvous *rendezvous)
 {
-    return (ms_host_files *)(uintptr_t)rendezvous;
+    return (ms_shm_files *)(uintptr_t)rendezvous;
 }
 
 /* Whether the threads of the ranks outnumber the cores. A thread that spins on a shared core yields
@@ -245,23 +245,23 @@ typedef enum ms_pressure { MS_OWN_CORE, MS_SHARED_CORE } ms_pressure;
 #define MS_STEPS_TIMED 15
 
 /* A rank's part of deadlock detection: deadlock.c. */
-typedef struct ms_standstill {
+typedef struct ms_deadlock_watch {
     ms_word lock;
     uint32_t waiting;      /* tasks that wait for a peer */
     uint32_t looked;       /* of them, those that have looked in this round */
     uint64_t round, begun; /* rounds that have ended; waits so far */
     uint64_t moves;        /* at the end of the last round */
-    uint64_t times;        /* how often the rank came to a standstill */
+    uint64_t times;        /* how often the rank stalled */
     uint64_t since_ns;     /* when it last did */
     uint32_t prompts;      /* since then, how often it woke the others so that they look */
     bool watching;         /* seen is filled */
     uint64_t seen[MS_LOCAL_RANKS_MAX]; /* `still` of each rank when all were found still */
-} ms_standstill;
+} ms_deadlock_watch;
 
 /* A rank's side: ms_comm.control_state. */
-typedef struct ms_host {
+typedef struct ms_shm_rank {
     ms_comm *comm;
-    ms_host_files *files; /* a reference */
+    ms_shm_files *files; /* a reference */
     ms_control_file *control;
     bool joined;   /* the others may see it */
     uint32_t rank; /* in the world, as everything here */
@@ -271,43 +271,42 @@ typedef struct ms_host {
     /* host thread: how long the last steps took */
     uint64_t step_ns[MS_STEPS_TIMED], steps_timed, step_began_ns;
     _Atomic uint64_t patience_ns; /* a longer wait is reported as a straggler's */
-    ms_standstill standstill;
-} ms_host;
+    ms_deadlock_watch deadlock;
+} ms_shm_rank;
 
-static inline uint64_t ms_host_now(const ms_host *host)
+static inline uint64_t ms_shm_now(const ms_shm_rank *self)
 {
-    return host->files->base.os->monotonic_ns(host->files->base.os->user);
+    return self->files->base.os->monotonic_ns(self->files->base.os->user);
 }
 
-static inline bool ms_host_is_here(const ms_control_file *control, uint32_t rank)
+static inline bool ms_shm_is_here(const ms_control_file *control, uint32_t rank)
 {
-    return control->host_of[rank] == control->here;
+    return control->node_of[rank] == control->here;
 }
 
-/* In a job of one host there is no mirror, and this does nothing. */
-static inline void ms_host_tell(const ms_host *host, const void *address, size_t bytes)
+/* In a job of one node there is no replication, and this does nothing. */
+static inline void ms_shm_tell(const ms_shm_rank *self, const void *address, size_t bytes)
 {
-    ms_mirror *mirror = host->files->mirror;
-    if (mirror) mirror->tell(mirror, address, bytes);
+    ms_replication *replication = self->files->replication;
+    if (replication) replication->tell(replication, address, bytes);
 }
 
-static inline ms_pair_line *ms_pair(const ms_host_files *files, uint32_t from, uint32_t to)
+static inline ms_pair_line *ms_pair(const ms_shm_files *files, uint32_t from, uint32_t to)
 {
     ms_control_file *control = files->control;
     return (ms_pair_line *)(void *)&control->lines[control->ranks] + (size_t)from * control->ranks
            + to;
 }
 
-static inline ms_member_line *ms_member(const ms_host_files *files, uint32_t group,
-                                        uint32_t channel, uint32_t rank)
+static inline ms_member_line *ms_member(const ms_shm_files *files, uint32_t group, uint32_t channel,
+                                        uint32_t rank)
 {
     const ms_control_file *control = files->control;
     return (ms_member_line *)(void *)(ms_pair(files, control->ranks - 1, control->ranks - 1) + 1)
            + ((size_t)group * MS_CHANNELS + channel) * control->ranks + rank;
 }
 
-static inline char *ms_stage(const ms_host_files *files, uint32_t rank, uint32_t area,
-                             uint64_t half)
+static inline char *ms_stage(const ms_shm_files *files, uint32_t rank, uint32_t area, uint64_t half)
 {
     return files->heaps[rank].memory + (area * 2 + (half & 1)) * MS_STAGE_BYTES;
 }

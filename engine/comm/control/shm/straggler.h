@@ -6,9 +6,9 @@
 #include "comm/control/shm/state.h"
 
 /* A step begins now. */
-void ms_straggler_step(ms_host *host, uint64_t now);
+void ms_straggler_step(ms_shm_rank *self, uint64_t now);
 /* Warns of the missing rank, unless a peer has warned of it since its last progress. */
-void ms_straggler_warn(ms_host *host, const ms_comm_args *args, uint32_t missing, uint64_t progress,
-                       uint64_t waited_ns, uint64_t limit_ns);
+void ms_straggler_warn(ms_shm_rank *self, const ms_comm_args *args, uint32_t missing,
+                       uint64_t progress, uint64_t waited_ns, uint64_t limit_ns);
 
 #endif

@@ -27,7 +27,7 @@ typedef struct ms_wait_kind {
 
 struct ms_wait {
     const ms_wait_kind *kind;
-    ms_host *host;
+    ms_shm_rank *self;
     const ms_comm_args *args;
     ms_helper *helper; /* or NULL */
     uint64_t target;
@@ -35,7 +35,7 @@ struct ms_wait {
     uint64_t looked; /* the last round of deadlock.c in which it has */
 };
 /* false: the job has ended. */
-bool ms_host_wait(ms_wait *wait);
+bool ms_shm_wait(ms_wait *wait);
 static inline void ms_wait_turn(ms_wait *wait)
 {
     if (wait->helper) wait->helper->turn(wait->helper);
@@ -46,12 +46,12 @@ static inline bool ms_wait_is_for(const ms_wait *wait, uint32_t member)
 }
 /* The time limit has passed: ends the job, or reports to the supervisor that `missing` has not
  * come. */
-void ms_host_give_up(ms_host *host, const ms_comm_args *args, uint32_t missing, uint64_t progress,
-                     uint64_t waited_ns);
+void ms_shm_give_up(ms_shm_rank *self, const ms_comm_args *args, uint32_t missing,
+                    uint64_t progress, uint64_t waited_ns);
 /* Leaves the job's cause as this task's error. */
-ms_task_result ms_host_fail(ms_run *run, ms_host *host, const ms_comm_args *args);
+ms_task_result ms_shm_fail(ms_run *run, ms_shm_rank *self, const ms_comm_args *args);
 /* Ends the job because this rank's task met an error of its own. */
-ms_task_result ms_host_raise(ms_run *run, ms_host *host, const ms_comm_args *args, ms_status status,
-                             const char *what);
+ms_task_result ms_shm_raise(ms_run *run, ms_shm_rank *self, const ms_comm_args *args,
+                            ms_status status, const char *what);
 
 #endif

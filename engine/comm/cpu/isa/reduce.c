@@ -206,7 +206,7 @@ REDUCE_FLOATS(reduce_bf16, MS_BF16, MS_BF16)
 REDUCE_FLOATS(reduce_f32_by_f16, MS_F32, MS_F16)
 REDUCE_FLOATS(reduce_f32_by_bf16, MS_F32, MS_BF16)
 
-/* Sums on their way between hosts: one host's numbers of f32 to a 16-bit sum, and such sums to
+/* Sums on their way between nodes: one node's numbers of f32 to a 16-bit sum, and such sums to
  * numbers of f32. */
 #define REDUCE_PACKED(dtype)                                    \
     static void reduce_to_##dtype(const ms_reduce_task *task)   \

@@ -13,7 +13,7 @@ typedef struct ms_mpi_state {
     uint32_t highest; /* requests from here on are free: Testsome looks at the others only */
     MPI_Status statuses[MS_MPI_REQUESTS];
     int indices[MS_MPI_REQUESTS];
-    /* A host program may have initialized MPI itself. Then it also finalizes it, and its threads
+    /* The application may have initialized MPI itself. Then it also finalizes it, and its threads
      * call MPI beside the engine's one. */
     int initialized_by_others;
     ms_mpi_world *found;

@@ -36,7 +36,7 @@
 typedef struct ms_mpi_world {
     uint32_t rank, size;
     /* The thread level that MPI gives is below MPI_THREAD_FUNNELED (below MPI_THREAD_MULTIPLE where
-     * the host program initialized MPI): the world must not be used. */
+     * the application initialized MPI): the world must not be used. */
     bool too_few_threads;
     char library[256]; /* as the MPI names itself, the first line */
     /* The call of MPI that runs, such as "MPI_Isend", NULL: none; how many have returned. */

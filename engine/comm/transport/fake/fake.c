@@ -70,6 +70,6 @@ const ms_transport ms_transport_fake = { .name = "fake",
                                          .ops = MS_ALL_OPS,
                                          .reduced_dtypes = MS_ALL_DTYPES,
                                          .rounds = true,
-                                         .by_hosts = true,
+                                         .by_nodes = true,
                                          .tasks = tasks,
                                          .other = &ms_cuda_fake };

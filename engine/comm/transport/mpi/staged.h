@@ -5,6 +5,6 @@
 #include "comm/transport/mpi/state.h"
 
 /* The data of every rank travel, and are taken in rank order. False: the job has ended. */
-bool ms_steps_run(ms_run *run, ms_lane *lane, const ms_comm_args *args);
+bool ms_mpi_staged_run(ms_run *run, ms_mpi_channel *channel, const ms_comm_args *args);
 
 #endif

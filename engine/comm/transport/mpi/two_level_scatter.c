@@ -1,4 +1,4 @@
-/* two_level_scatter.c: reduce_scatter over several hosts: the sum of a part goes to the rank that
+/* two_level_scatter.c: reduce_scatter over several nodes: the sum of a part goes to the rank that
  * gets the part. */
 #include "comm/flow.h"
 
@@ -17,45 +17,46 @@ static ms_span part_of(const ms_sum *r, uint64_t k, uint32_t member)
 
 static bool adds_for(const ms_sum *r, uint32_t member)
 {
-    return ms_host_adds_for(r->lane->at, r->args, member);
+    return ms_node_adds_for(r->channel->at, r->args, member);
 }
 
-bool ms_parts_prepare(ms_sum *r, uint64_t k)
+bool ms_two_level_scatter_prepare(ms_sum *r, uint64_t k)
 {
-    const ms_local *local = &r->lane->post.hosts->local;
-    if (!ms_post_await(&r->lane->post, &r->lane->out[ms_sum_turn(r, k)])) return false;
-    if (!r->in_place) ms_staged_lay_down(local, r->args, &r->lane->pass, k, k);
+    const ms_local *local = &r->channel->post.transport->local;
+    if (!ms_post_await(&r->channel->post, &r->channel->out[ms_sum_turn(r, k)])) return false;
+    if (!r->in_place) ms_staged_lay_down(local, r->args, &r->channel->pass, k, k);
     if (!ms_sum_barrier(r, !r->in_place)) return false;
     for (uint32_t m = 0; m < r->args->group->size; m++) {
-        if (!adds_for(r, m) || (r->lane->at->is_here[m] && m != r->args->group->rank)) continue;
+        if (!adds_for(r, m) || (r->channel->at->is_here[m] && m != r->args->group->rank)) continue;
         ms_span s = part_of(r, k, m);
         ms_sum_add_here(r, &s, k);
     }
     return true;
 }
 
-void ms_parts_exchange(const ms_sum *r, uint64_t k)
+void ms_two_level_scatter_exchange(const ms_sum *r, uint64_t k)
 {
-    const ms_topology *at = r->lane->at;
+    const ms_topology *at = r->channel->at;
     ms_span own = part_of(r, k, r->args->group->rank);
-    for (uint32_t h = 0; h < at->hosts; h++) {
+    for (uint32_t h = 0; h < at->nodes; h++) {
         if (h == ms_sum_here(r)) continue;
         uint32_t other = ms_sum_source(r, h);
-        ms_lane_receive(r->lane, ms_sum_turn(r, k), other, ms_sum_arrived(r, &own, h, k),
-                        own.length * r->item);
+        ms_mpi_channel_receive(r->channel, ms_sum_turn(r, k), other, ms_sum_arrived(r, &own, h, k),
+                               own.length * r->item);
     }
     for (uint32_t m = 0; m < r->args->group->size; m++) {
         if (at->is_here[m] || !adds_for(r, m)) continue;
         ms_span s = part_of(r, k, m);
-        ms_lane_send(r->lane, ms_sum_turn(r, k), m, ms_sum_at(r, &s, k), s.length * r->item);
+        ms_mpi_channel_send(r->channel, ms_sum_turn(r, k), m, ms_sum_at(r, &s, k),
+                            s.length * r->item);
     }
 }
 
-bool ms_parts_finish(const ms_sum *r, uint64_t k)
+bool ms_two_level_scatter_finish(const ms_sum *r, uint64_t k)
 {
     char *out = r->args->out + k * r->width * r->item;
     ms_span s = part_of(r, k, r->args->group->rank);
-    if (!ms_post_await(&r->lane->post, &r->lane->in[ms_sum_turn(r, k)])) return false;
-    ms_sum_add_hosts(r, &s, k, r->args->memory, &out, 1);
+    if (!ms_post_await(&r->channel->post, &r->channel->in[ms_sum_turn(r, k)])) return false;
+    ms_sum_add_nodes(r, &s, k, r->args->memory, &out, 1);
     return true;
 }

@@ -60,7 +60,7 @@ static bool note(launch *l, const char *function, ms_nccl_result result)
     return !l->result;
 }
 
-/* The same for a function that stands by itself: waits until it has succeeded. */
+/* The same for a function that is by itself: waits until it has succeeded. */
 static bool finish(launch *l, const char *function, ms_nccl_result result)
 {
     if (l->result) return false;

@@ -25,8 +25,8 @@ static bool close_communicators(ms_nccl *nccl, ms_nccl_group *own)
 {
     for (int i = 0; i < MS_NCCL_COMMUNICATORS; i++) {
         ms_communicator *c = &own->communicators[i];
-        ms_nccl_kept_drop(nccl, c);
-        ms_nccl_kept_free(nccl, c);
+        ms_nccl_graph_drop(nccl, c);
+        ms_nccl_graph_free(nccl, c);
         if (c->handle) nccl->api.comm_finalize(c->handle);
     }
     for (int i = 0; i < MS_NCCL_COMMUNICATORS; i++) {

@@ -3,10 +3,10 @@
  * A graph of NCCL must be launched by all members where one launches it: they would wait for each
  * other otherwise. So the choice depends on what all members know: that ranks use graphs
  * (ms_comm_use_graphs), and which calls have the same memory that stays
- * (ms_collective.standing). Control compares it before the launch. The first TIMES calls of a kind
- * are launched by themselves, so that NCCL has connected for it; the next one is captured. Graphs
- * stay until the communicator is closed, and of so many kinds of calls that there are MOST, others
- * are launched by themselves.
+ * (ms_collective.fixed_address). Control compares it before the launch. The first TIMES calls of a
+ * kind are launched by themselves, so that NCCL has connected for it; the next one is captured.
+ * Graphs stay until the communicator is closed, and of so many kinds of calls that there are MOST,
+ * others are launched by themselves.
  *
  * Left out are groups of which a process has two members, where NCCL does not vouch for graphs. */
 #include "comm/transport/nccl/graphs.h"
@@ -19,15 +19,15 @@ enum { TIMES = 3, MOST = 256 };
 
 static bool is_same(const ms_comm_args *a, const ms_comm_args *b)
 {
-    return a->standing == b->standing && a->kind == b->kind && a->op == b->op
+    return a->fixed_address == b->fixed_address && a->kind == b->kind && a->op == b->op
            && a->dtype == b->dtype && a->memory == b->memory && a->count == b->count
            && a->root == b->root && a->counts_hash == b->counts_hash && a->in == b->in
            && a->out == b->out && a->factor == b->factor;
 }
 
-static ms_nccl_kept *find(const ms_communicator *communicator, const ms_comm_args *args)
+static ms_nccl_graph *find(const ms_communicator *communicator, const ms_comm_args *args)
 {
-    ms_nccl_kept *kept = atomic_load(&communicator->kept);
+    ms_nccl_graph *kept = atomic_load(&communicator->kept);
     while (kept && !is_same(&kept->call, args)) kept = kept->next;
     return kept;
 }
@@ -41,7 +41,7 @@ static bool may_be_kept(const ms_comm_args *args)
 void ms_nccl_choose(ms_comm_args *args)
 {
     if (!may_be_kept(args)) return;
-    const ms_nccl_kept *kept = find(ms_nccl_communicator_of(args), args);
+    const ms_nccl_graph *kept = find(ms_nccl_communicator_of(args), args);
     args->graph = kept && kept->times >= TIMES ? kept->number : 0;
 }
 
@@ -52,39 +52,39 @@ void ms_nccl_chosen(const ms_comm_args *args)
     if (!may_be_kept(args) || args->graph) return;
     void *memory = NULL;
     ms_communicator *to = ms_nccl_communicator_of(args);
-    ms_nccl_kept *kept = find(to, args);
+    ms_nccl_graph *kept = find(to, args);
     if (kept) {
         kept->times++;
         return;
     }
-    ms_nccl_kept *newest = atomic_load(&to->kept);
+    ms_nccl_graph *newest = atomic_load(&to->kept);
     uint32_t number = newest ? newest->number + 1 : 1;
     if (number > MOST) return;
     if (ms_allocate(ms_engine_context(args->group->comm->engine), sizeof *kept, "call", &memory))
         return;
     kept = memory;
-    *kept = (ms_nccl_kept){ .next = newest, .number = number, .times = 1, .call = *args };
+    *kept = (ms_nccl_graph){ .next = newest, .number = number, .times = 1, .call = *args };
     atomic_store(&to->kept, kept);
 }
 
-ms_nccl_kept *ms_nccl_kept_of(const ms_comm_args *args)
+ms_nccl_graph *ms_nccl_graph_of(const ms_comm_args *args)
 {
-    ms_nccl_kept *kept = atomic_load(&ms_nccl_communicator_of(args)->kept);
+    ms_nccl_graph *kept = atomic_load(&ms_nccl_communicator_of(args)->kept);
     while (kept->number != args->graph) kept = kept->next;
     return kept;
 }
 
 /* On the watchdog's thread. After given_up the host may already have freed the engine, so the
  * graphs are left alone. */
-void ms_nccl_kept_drop(ms_nccl *nccl, ms_communicator *communicator)
+void ms_nccl_graph_drop(ms_nccl *nccl, ms_communicator *communicator)
 {
-    for (ms_nccl_kept *k = atomic_load(&communicator->kept); k; k = k->next)
+    for (ms_nccl_graph *k = atomic_load(&communicator->kept); k; k = k->next)
         if (k->graph && !atomic_load(&nccl->given_up)) k->drop(k->graph);
 }
 
-void ms_nccl_kept_free(const ms_nccl *nccl, ms_communicator *communicator)
+void ms_nccl_graph_free(const ms_nccl *nccl, ms_communicator *communicator)
 {
-    for (ms_nccl_kept *k = atomic_exchange(&communicator->kept, NULL), *next; k; k = next) {
+    for (ms_nccl_graph *k = atomic_exchange(&communicator->kept, NULL), *next; k; k = next) {
         next = k->next;
         if (k->graph) k->free(nccl->comm->engine, k->graph);
         ms_release(ms_engine_context(nccl->comm->engine), k);

@@ -116,7 +116,7 @@ static ms_status await_all(ms_nccl *nccl, ms_nccl_group *made)
     return MS_OK;
 }
 
-/* Those of ranks on other hosts are not known, and 0. */
+/* Those of ranks on other nodes are not known, and 0. */
 static int64_t process_of(const ms_nccl *nccl, uint32_t rank)
 {
     ms_rank_state state = { .process = 0 };

@@ -10,7 +10,7 @@
 #include "comm/transport/nccl/watchdog.h"
 #include "exec/engine.h"
 
-/* Memory of the host is for libraries that say so: the real one would fail in the first call, with
+/* Host memory is for libraries that say so: the real one would fail in the first call, with
  * a message about CUDA. */
 static ms_status check_device(ms_engine *engine, const ms_nccl_api *api)
 {
@@ -109,7 +109,7 @@ static void close_nccl(ms_comm *comm)
     for (ms_nccl_group *g = atomic_load(&nccl->groups), *next; g; g = next) {
         next = g->next;
         for (int i = 0; i < MS_NCCL_COMMUNICATORS; i++)
-            ms_nccl_kept_free(nccl, &g->communicators[i]);
+            ms_nccl_graph_free(nccl, &g->communicators[i]);
         ms_release(context, g);
     }
     for (const ms_nccl_range *r = atomic_load(&nccl->ranges), *next; r; r = next) {

@@ -19,9 +19,9 @@
  * - On a GPU, a task makes its calls on the host thread and returns once NCCL has put them on the
  *   stream; the first one in a communicator waits there until all members have come, as NCCL
  *   connects. Many calls may be on the stream. The GPU writes down which has started and which has
- *   ended (ms_nccl_flight): the time limit of a call begins when it has started. When the job ends,
- *   the watchdog aborts, the stream goes on, and the host thread makes it fail when it finds that
- *   the call is reached.
+ *   ended (ms_nccl_in_flight): the time limit of a call begins when it has started. When the job
+ * ends, the watchdog aborts, the stream goes on, and the host thread makes it fail when it finds
+ * that the call is reached.
  * - NCCL adds in its own order, which depends on ranks and lengths: results repeat, but their bits
  *   are not those of other transports. In min and max of floats it may drop a NaN. A factor is
  *   rounded to the tensor's dtype before it multiplies.
@@ -49,7 +49,7 @@
 #include "comm/rendezvous.h"
 #include "comm/transport_table.h"
 
-/* The channel of numbers that hosts share is control's. */
+/* The channel of numbers exchanged out of band is control's. */
 #define MS_NCCL_CHANNELS (MS_CHANNELS - 1)
 enum { MS_NCCL_UPWARD = MS_NCCL_CHANNELS, MS_NCCL_DOWNWARD, MS_NCCL_COMMUNICATORS };
 
@@ -71,12 +71,12 @@ typedef struct ms_nccl_watched {
     ms_comm_args args;
 } ms_nccl_watched;
 
-/* A call on a GPU, from its launch until the host knows that it has ended. It lies in pinned
+/* A call on a GPU, from its launch until the host knows that it has ended. It is in pinned
  * memory, as the GPU writes `started` and `ended`. The lock of its communicator is for all but
  * these; the watchdog reads, the host thread makes and takes away. */
-typedef struct ms_nccl_flight ms_nccl_flight;
-struct ms_nccl_flight {
-    ms_nccl_flight *next; /* the one launched after it, or the next of those that are free */
+typedef struct ms_nccl_in_flight ms_nccl_in_flight;
+struct ms_nccl_in_flight {
+    ms_nccl_in_flight *next; /* the one launched after it, or the next of those that are free */
     struct ms_communicator *to;
     volatile uint32_t started, ended;
     bool has_entered, has_landed; /* as control knows it */
@@ -87,9 +87,9 @@ struct ms_nccl_flight {
 };
 
 /* A call that may come again with all of its memory: graphs.c. */
-typedef struct ms_nccl_kept ms_nccl_kept;
-struct ms_nccl_kept {
-    ms_nccl_kept *next;
+typedef struct ms_nccl_graph ms_nccl_graph;
+struct ms_nccl_graph {
+    ms_nccl_graph *next;
     uint32_t number, times; /* in its communicator, from 1; launched by itself so often */
     ms_comm_args call;      /* the first of them */
     /* The device's, made by comm/cuda/; NULL: not yet. With the turn. */
@@ -105,8 +105,8 @@ typedef struct ms_communicator {
     ms_nccl_handle aborted;          /* the watchdog's, which has taken it from `handle` */
     const ms_nccl_range *registered; /* this range and those after it are */
     ms_nccl_watched watched;         /* of the host's side of a call */
-    ms_nccl_flight *flights;         /* on the GPU, the oldest first; under the lock of `watched` */
-    _Atomic(ms_nccl_kept *) kept;    /* of the host thread, the newest first; only added to */
+    ms_nccl_in_flight *flights;      /* on the GPU, the oldest first; under the lock of `watched` */
+    _Atomic(ms_nccl_graph *) kept;   /* of the host thread, the newest first; only added to */
 } ms_communicator;
 
 /* ms_group.transport_state. */
@@ -144,7 +144,7 @@ typedef struct ms_nccl {
     ms_bell bell;
     _Atomic uint64_t looks_ns; /* when the watchdog looks next */
     ms_word stage;             /* ms_nccl_stage */
-    ms_nccl_flight *spare;     /* of the host thread */
+    ms_nccl_in_flight *spare;  /* of the host thread */
 } ms_nccl;
 
 static inline uint64_t ms_nccl_now(const ms_nccl *nccl)

@@ -106,7 +106,7 @@ static uint64_t look(ms_nccl *nccl)
     for (ms_nccl_group *g = atomic_load(&nccl->groups); g; g = g->next)
         for (int i = 0; i < MS_NCCL_COMMUNICATORS; i++) {
             ms_communicator *c = &g->communicators[i];
-            uint64_t due = look_at_call(nccl, c), landing = ms_nccl_flights_look(nccl, c);
+            uint64_t due = look_at_call(nccl, c), landing = ms_nccl_in_flight_look(nccl, c);
             if (landing < due) due = landing;
             if (due < next) next = due;
         }
@@ -166,7 +166,7 @@ static void drop_graphs(ms_nccl *nccl)
 {
     for (ms_nccl_group *g = atomic_load(&nccl->groups); g; g = g->next)
         for (int i = 0; i < MS_NCCL_COMMUNICATORS; i++)
-            if (!g->communicators[i].handle) ms_nccl_kept_drop(nccl, &g->communicators[i]);
+            if (!g->communicators[i].handle) ms_nccl_graph_drop(nccl, &g->communicators[i]);
 }
 
 /* In one group, since an abort frees memory of the GPU, which waits for all that runs there: calls
@@ -192,7 +192,7 @@ static void begin_to_close(ms_nccl *nccl)
 {
     for (ms_nccl_group *g = atomic_load(&nccl->groups); g; g = g->next)
         for (int i = 0; i < MS_NCCL_COMMUNICATORS; i++) {
-            ms_nccl_kept_drop(nccl, &g->communicators[i]);
+            ms_nccl_graph_drop(nccl, &g->communicators[i]);
             if (g->communicators[i].handle) nccl->api.comm_finalize(g->communicators[i].handle);
         }
 }

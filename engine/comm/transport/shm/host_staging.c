@@ -63,58 +63,58 @@ static char *memory_for(ms_comm *comm, const void *stream, uint64_t bytes)
     return made->memory;
 }
 
-static ms_detour *free_detour(ms_comm *comm)
+static ms_host_staging *free_host_staging(ms_comm *comm)
 {
     ms_local *local = comm->transport_state;
     void *memory = NULL;
-    for (ms_detour *one = local->detours; one; one = one->next)
+    for (ms_host_staging *one = local->stagings; one; one = one->next)
         if (!atomic_load_explicit(&one->under_way, memory_order_acquire)) return one;
-    if (ms_allocate(ms_engine_context(comm->engine), sizeof(ms_detour), "rank", &memory))
+    if (ms_allocate(ms_engine_context(comm->engine), sizeof(ms_host_staging), "rank", &memory))
         return NULL;
-    ms_detour *made = memory;
-    made->next = local->detours;
-    local->detours = made;
+    ms_host_staging *made = memory;
+    made->next = local->stagings;
+    local->stagings = made;
     return made;
 }
 
 /* A tensor that is changed in place has one copy. */
-ms_detour *ms_local_take_detour(const ms_comm_args *args, const void *stream)
+ms_host_staging *ms_local_take_host_staging(const ms_comm_args *args, const void *stream)
 {
     ms_comm *comm = args->group->comm;
     size_t item = ms_dtype_bytes(args->memory);
     uint64_t in = length_of_in(args) * item, out = length_of_out(args) * item,
              apart = args->in == args->out ? 0 : (in + MS_LINE - 1) & ~(MS_LINE - 1);
-    ms_detour *detour = free_detour(comm);
-    char *memory = detour ? memory_for(comm, stream, in > apart + out ? in : apart + out) : NULL;
+    ms_host_staging *staging = free_host_staging(comm);
+    char *memory = staging ? memory_for(comm, stream, in > apart + out ? in : apart + out) : NULL;
     if (!memory) return NULL;
-    detour->in_bytes = in;
-    detour->out_bytes = out;
-    detour->carry = (ms_host_carry){ .task = &ms_transport_local.tasks[args->kind], .args = *args };
-    if (args->in) detour->carry.args.in = memory;
-    if (args->out) detour->carry.args.out = memory + apart;
-    atomic_store_explicit(&detour->under_way, true, memory_order_relaxed);
-    return detour;
+    staging->in_bytes = in;
+    staging->out_bytes = out;
+    staging->carry = (ms_oob_call){ .task = &ms_transport_local.tasks[args->kind], .args = *args };
+    if (args->in) staging->carry.args.in = memory;
+    if (args->out) staging->carry.args.out = memory + apart;
+    atomic_store_explicit(&staging->under_way, true, memory_order_relaxed);
+    return staging;
 }
 
-ms_status ms_local_detour(void *user, char *message, size_t bytes)
+ms_status ms_local_run_host_staging(void *user, char *message, size_t bytes)
 {
-    ms_detour *detour = user;
-    return ms_comm_carry(&detour->carry, message, bytes);
+    ms_host_staging *staging = user;
+    return ms_comm_carry(&staging->carry, message, bytes);
 }
 
-void ms_local_give_detour(void *user)
+void ms_local_give_host_staging(void *user)
 {
-    ms_detour *detour = user;
-    atomic_store_explicit(&detour->under_way, false, memory_order_release);
+    ms_host_staging *staging = user;
+    atomic_store_explicit(&staging->under_way, false, memory_order_release);
 }
 
-void ms_local_free_detours(ms_comm *comm)
+void ms_local_free_host_stagings(ms_comm *comm)
 {
     ms_local *local = comm->transport_state;
     ms_context *context = ms_engine_context(comm->engine);
-    for (ms_detour *next = NULL; local->detours; local->detours = next) {
-        next = local->detours->next;
-        ms_release(context, local->detours);
+    for (ms_host_staging *next = NULL; local->stagings; local->stagings = next) {
+        next = local->stagings->next;
+        ms_release(context, local->stagings);
     }
     for (ms_pinned *next = NULL; local->pinned; local->pinned = next) {
         next = local->pinned->next;

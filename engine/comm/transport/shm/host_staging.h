@@ -6,22 +6,22 @@
 
 #include "comm/state.h"
 
-typedef struct ms_detour {
-    struct ms_detour *next;
-    ms_host_carry carry; /* its arguments have the host's memory; the device fills in the place */
+typedef struct ms_host_staging {
+    struct ms_host_staging *next;
+    ms_oob_call carry; /* its arguments have the host's memory; the device fills in the place */
     uint64_t in_bytes, out_bytes; /* what is copied there, and back */
     _Atomic bool under_way;
-} ms_detour;
+} ms_host_staging;
 
 /* stream: of the device; its calls use the same memory, one after the other. NULL: there is no
  * memory. */
-ms_detour *ms_local_take_detour(const ms_comm_args *args, const void *stream);
-/* On any thread: ms_local_detour has returned, or will not be called; user: the detour, which is
- * then free again. */
-void ms_local_give_detour(void *user);
-/* An ms_host_function; user: the detour. */
-ms_status ms_local_detour(void *user, char *message, size_t bytes);
+ms_host_staging *ms_local_take_host_staging(const ms_comm_args *args, const void *stream);
+/* On any thread: ms_local_run_host_staging has returned, or will not be called; user: the staging,
+ * which is then free again. */
+void ms_local_give_host_staging(void *user);
+/* An ms_host_function; user: the staging. */
+ms_status ms_local_run_host_staging(void *user, char *message, size_t bytes);
 /* The streams have ended. */
-void ms_local_free_detours(ms_comm *comm);
+void ms_local_free_host_stagings(ms_comm *comm);
 
 #endif

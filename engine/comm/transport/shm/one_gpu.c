@@ -32,20 +32,20 @@ ms_status ms_local_choose_way(ms_comm *comm, ms_local *local)
     uint64_t mine = way_of(comm), found = 0;
     if (ms_comm_runs_on_host(comm)) return MS_OK;
     local->is_direct = comm->options.one_gpu;
-    if (local->is_direct) ms_engine_set_companions(comm->engine, local->host->control->ranks - 1);
-    if (atomic_compare_exchange_strong(&local->host->control->way, &found, mine) || found == mine)
+    if (local->is_direct) ms_engine_set_companions(comm->engine, local->self->control->ranks - 1);
+    if (atomic_compare_exchange_strong(&local->self->control->way, &found, mine) || found == mine)
         return MS_OK;
     if (mine == 1 || found == 1)
         return ms_engine_fail(comm->engine, MS_ERROR_ARGUMENT,
                               "rank %u says that it %s, another rank says the opposite: all ranks "
                               "of a job set one_gpu alike",
-                              local->host->rank,
+                              local->self->rank,
                               mine == 1 ? "shares no GPU with threads of its process"
                                         : "is a thread that shares one GPU with all others");
     return ms_engine_fail(comm->engine, MS_ERROR_ARGUMENT,
                           "one_gpu: rank %u is a thread of another process, or uses another GPU, "
                           "than the first rank that joined: leave one_gpu unset",
-                          local->host->rank);
+                          local->self->rank);
 }
 
 bool ms_local_is_direct(const ms_comm *comm)
@@ -113,14 +113,14 @@ static bool fill(ms_direct_parts *parts, const ms_local *local, const ms_comm_ar
     uint64_t longest;
     bool by_counts = args->kind == MS_ALL_TO_ALL && args->by_counts;
     for (uint32_t m = 0; by_counts && m < args->group->size; m++) {
-        uint64_t counts = ms_ledger_slot_of(local->host, args, m)->counts;
+        uint64_t counts = ms_ledger_slot_of(local->self, args, m)->counts;
         if (!ms_local_check_counts(local, args, m, (const int64_t *)(uintptr_t)counts))
             return false;
     }
     if (!ms_local_direct_parts(args, &longest)) return true;
     for (uint32_t m = 0; m < args->group->size; m++)
         if (ms_flow_source(args, m))
-            parts->part[parts->count++] = part_of(ms_ledger_slot_of(local->host, args, m), args, m);
+            parts->part[parts->count++] = part_of(ms_ledger_slot_of(local->self, args, m), args, m);
     return true;
 }
 
@@ -128,8 +128,7 @@ static bool fill(ms_direct_parts *parts, const ms_local *local, const ms_comm_ar
 
 static ms_direct_parts *parts_of(const ms_comm_args *args)
 {
-    const char *at =
-        (const char *)args - offsetof(ms_direct, carry) - offsetof(ms_host_carry, args);
+    const char *at = (const char *)args - offsetof(ms_direct, carry) - offsetof(ms_oob_call, args);
     return ((const ms_direct *)(const void *)at)->parts;
 }
 
@@ -151,10 +150,10 @@ static ms_task_result enter(ms_run *run, void *arguments)
     const ms_comm_args *args = arguments;
     ms_local *local = args->group->comm->transport_state;
     if (ms_kind_is_pair(args->kind)) return enter_pair(run, local, args);
-    if (ms_ledger_enter(local->host, args) && ms_local_pace(local, args->wire_bytes)
+    if (ms_ledger_enter(local->self, args) && ms_local_pace(local, args->wire_bytes)
         && fill(parts_of(args), local, args))
         return MS_TASK_DONE;
-    return ms_host_fail(run, local->host, args);
+    return ms_shm_fail(run, local->self, args);
 }
 
 /* The kernel of this rank has ended. */
@@ -163,8 +162,8 @@ static ms_task_result leave(ms_run *run, void *arguments)
     const ms_comm_args *args = arguments;
     ms_local *local = args->group->comm->transport_state;
     if (ms_kind_is_pair(args->kind)) return ms_pair_leave(run, local, args);
-    return ms_ledger_leave(local->host, args, 1, NULL) ? MS_TASK_DONE
-                                                       : ms_host_fail(run, local->host, args);
+    return ms_ledger_leave(local->self, args, 1, NULL) ? MS_TASK_DONE
+                                                       : ms_shm_fail(run, local->self, args);
 }
 
 static const ms_task entering[MS_COLLECTIVES] = MS_COMM_TASKS(enter),
@@ -213,10 +212,10 @@ ms_direct *ms_local_begin_direct(const ms_comm_args *args)
         direct = direct->next;
     if (!direct) direct = new_direct(comm);
     if (!direct) return NULL;
-    direct->carry = (ms_host_carry){ .args = *args };
+    direct->carry = (ms_oob_call){ .args = *args };
     direct->parts->count = 0;
     atomic_store_explicit(&direct->under_way, true, memory_order_relaxed);
-    atomic_fetch_add(&local->host->control->lines[local->host->rank].direct_calls, 1);
+    atomic_fetch_add(&local->self->control->lines[local->self->rank].direct_calls, 1);
     return direct;
 }
 
@@ -224,7 +223,7 @@ void ms_local_end_direct(void *user)
 {
     ms_direct *direct = user;
     const ms_local *local = direct->carry.args.group->comm->transport_state;
-    atomic_fetch_sub(&local->host->control->lines[local->host->rank].direct_calls, 1);
+    atomic_fetch_sub(&local->self->control->lines[local->self->rank].direct_calls, 1);
     atomic_store_explicit(&direct->under_way, false, memory_order_release);
 }
 
@@ -235,10 +234,10 @@ void ms_local_end_direct(void *user)
  * nothing but streams, which come to their end. */
 void ms_local_settle(const ms_local *local)
 {
-    ms_host *host = local->host;
-    if (!local->is_direct || !ms_host_aborted(host)) return;
-    for (uint32_t r = 0; r < host->control->ranks; r++)
-        while (atomic_load(&host->control->lines[r].direct_calls)) ms_yield();
+    ms_shm_rank *self = local->self;
+    if (!local->is_direct || !ms_shm_aborted(self)) return;
+    for (uint32_t r = 0; r < self->control->ranks; r++)
+        while (atomic_load(&self->control->lines[r].direct_calls)) ms_yield();
 }
 
 void ms_local_free_directs(ms_comm *comm)

@@ -8,7 +8,7 @@
  *   the host. The kernel is launched only after that has succeeded, and has ended when the second
  *   function is called.
  * - An element of a tensor is written by one rank only, and by none that does not also read the
- *   same element of all tensors before: so nothing is put aside.
+ *   same element of all tensors before: so nothing is saved first.
  * - No rank leaves before the kernels of all have ended. If the job ends before that, a rank that
  *   closes waits for the calls of all before its memory goes (ms_local_settle). */
 #ifndef MOONSHARD_COMM_TRANSPORT_SHM_ONE_GPU_H
@@ -22,7 +22,7 @@ struct ms_local; /* state.h */
 
 typedef struct ms_direct {
     struct ms_direct *next;
-    ms_host_carry carry;    /* the device fills in the place */
+    ms_oob_call carry;      /* the device fills in the place */
     ms_direct_parts *parts; /* pinned */
     _Atomic bool under_way;
 } ms_direct;
@@ -39,7 +39,7 @@ void ms_local_end_direct(void *user);
 /* How many parts the kernel of this rank has, and elements (of a reduction) or bytes (of a copy) of
  * the longest; no parts: there is no kernel. */
 uint32_t ms_local_direct_parts(const ms_comm_args *args, uint64_t *longest);
-/* Functions of the host around the kernel; user: the call. */
+/* Host functions around the kernel; user: the call. */
 ms_status ms_local_enter_direct(void *user, char *message, size_t bytes);
 ms_status ms_local_leave_direct(void *user, char *message, size_t bytes);
 /* Call it after this rank's streams have ended. It waits until no kernel of another rank uses this

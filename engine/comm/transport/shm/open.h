@@ -1,4 +1,4 @@
-/* open.h: the transport between the ranks of a host joins and leaves. */
+/* open.h: the transport between the ranks of a node joins and leaves. */
 #ifndef MOONSHARD_COMM_TRANSPORT_SHM_OPEN_H
 #define MOONSHARD_COMM_TRANSPORT_SHM_OPEN_H
 

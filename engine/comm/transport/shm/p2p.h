@@ -7,7 +7,7 @@
 #include "comm/control/shm/wait.h"
 
 /* The sender's or the receiver's slot of this call. */
-ms_ledger_slot *ms_pair_slot(const ms_host *host, const ms_comm_args *args, bool sender);
+ms_ledger_slot *ms_pair_slot(const ms_shm_rank *self, const ms_comm_args *args, bool sender);
 /* Writes this rank's slot, and wakes the other. */
 const ms_ledger_slot *ms_pair_post(ms_local *local, const ms_comm_args *args);
 /* Waits until the other has entered the same; false: the job has ended. helper: or NULL. */

@@ -1,4 +1,4 @@
-/* shm.c: collectives between the ranks of a host: in place where the data are in heaps, which all
+/* shm.c: collectives between the ranks of a node: in place where the data are in heaps, which all
  * ranks map, otherwise through staging areas (staged.c). */
 #include "comm/transport/shm/shm.h"
 
@@ -21,22 +21,22 @@ static bool in_reach(const ms_local *local, const ms_comm_args *args)
     /* Only the sender knows where a part begins. */
     if (args->kind == MS_ALL_TO_ALL && args->by_counts) return false;
     for (uint32_t m = 0; m < args->group->size; m++)
-        if (ms_flow_source(args, m) && !ms_ledger_slot_of(local->host, args, m)->heap_offset)
+        if (ms_flow_source(args, m) && !ms_ledger_slot_of(local->self, args, m)->heap_offset)
             return false;
     return true;
 }
 
 /* Where each member's tensor is in this process' address space; NULL where it is not in a heap. It
  * is on the stack of the task: 128 ranks are the most. */
-typedef struct reach {
+typedef struct endpoint {
     const char *data[MS_LOCAL_RANKS_MAX];
     char *writable[MS_LOCAL_RANKS_MAX];
     float factors[MS_LOCAL_RANKS_MAX];
-} reach;
+} endpoint;
 
 /* Each rank reduces its slice of all tensors and writes it to all of them. Every number is read
  * once by one rank and written to all tensors by it, so all ranks have the same bits. */
-static void all_reduce_slice(ms_run *run, const ms_comm_args *args, const reach *in)
+static void all_reduce_slice(ms_run *run, const ms_comm_args *args, const endpoint *in)
 {
     const ms_group *group = args->group;
     const char *sources[MS_LOCAL_RANKS_MAX];
@@ -57,11 +57,11 @@ static void take_in_place(ms_run *run, ms_local *local, const ms_comm_args *args
 {
     const ms_group *group = args->group;
     size_t item = ms_dtype_bytes(args->memory);
-    reach in;
+    endpoint in;
     for (uint32_t m = 0; m < group->size; m++) {
-        const ms_ledger_slot *slot = ms_ledger_slot_of(local->host, args, m);
+        const ms_ledger_slot *slot = ms_ledger_slot_of(local->self, args, m);
         in.factors[m] = (float)slot->factor;
-        in.writable[m] = slot->heap_offset ? local->host->files->heaps[group->members[m]].memory
+        in.writable[m] = slot->heap_offset ? local->self->files->heaps[group->members[m]].memory
                                                  + slot->heap_offset - 1
                                            : NULL;
         in.data[m] = slot->heap_offset ? in.writable[m] + ms_flow_from(args, m).from * item : NULL;
@@ -93,17 +93,17 @@ ms_task_result ms_local_run(ms_run *run, void *arguments)
     const ms_comm_args *args = arguments;
     ms_local *local = args->group->comm->transport_state;
     if (ms_kind_is_pair(args->kind)) return ms_pair_run(run, local, args);
-    if (!ms_ledger_enter(local->host, args)) return ms_host_fail(run, local->host, args);
+    if (!ms_ledger_enter(local->self, args)) return ms_shm_fail(run, local->self, args);
     uint64_t phases = 0;
-    if (!ms_local_pace(local, args->wire_bytes)) return ms_host_fail(run, local->host, args);
+    if (!ms_local_pace(local, args->wire_bytes)) return ms_shm_fail(run, local->self, args);
     if (args->kind != MS_BARRIER) {
         /* In place there is one phase, the leaving; staging adds one for each step. */
         if (in_reach(local, args)) take_in_place(run, local, args);
         else if (ms_staged_run(run, local, args, &phases) != MS_TASK_DONE) return MS_TASK_FAILED;
     }
-    return ms_ledger_leave(local->host, args, phases + 1, NULL)
+    return ms_ledger_leave(local->self, args, phases + 1, NULL)
                ? MS_TASK_DONE
-               : ms_host_fail(run, local->host, args);
+               : ms_shm_fail(run, local->self, args);
 }
 
 static const ms_task tasks[MS_COLLECTIVES] = MS_COMM_TASKS(ms_local_run);

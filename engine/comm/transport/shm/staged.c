@@ -26,7 +26,7 @@ void ms_staged_lay_down(const ms_local *local, const ms_comm_args *args, const m
 {
     const ms_group *group = args->group;
     if (!ms_flow_source(args, group->rank)) return;
-    char *stage = ms_stage(local->host->files, local->host->rank, pass->area, half);
+    char *stage = ms_stage(local->self->files, local->self->rank, pass->area, half);
     for (uint32_t s = 0; s < ms_flow_slots(args); s++) {
         ms_flow flow = ms_flow_slot(args, s);
         /* Slots that are shorter than the longest are done some steps earlier. */
@@ -49,9 +49,9 @@ void ms_staged_pick_up(ms_run *run, const ms_local *local, const ms_comm_args *a
     uint64_t slot = ms_kind_parts(args->kind) ? group->rank : 0, done = step * pass->width;
     for (uint32_t m = 0; m < group->size; m++) {
         if (!ms_flow_source(args, m)) continue;
-        sources[m] = ms_stage(local->host->files, group->members[m], pass->area, half)
+        sources[m] = ms_stage(local->self->files, group->members[m], pass->area, half)
                      + slot * pass->width * pass->item;
-        factors[m] = (float)ms_ledger_slot_of(local->host, args, m)->factor;
+        factors[m] = (float)ms_ledger_slot_of(local->self, args, m)->factor;
         ms_flow flow = ms_flow_from(args, m);
         uint64_t rest = flow.length > done ? flow.length - done : 0;
         uint64_t length = rest < pass->width ? rest : pass->width;
@@ -81,18 +81,18 @@ static bool reduce_by_slices(ms_run *run, ms_local *local, const ms_comm_args *a
              length = ms_slice(width, group->size, group->rank, &begin);
     for (uint32_t m = 0; m < group->size; m++) {
         sources[m] =
-            ms_stage(local->host->files, group->members[m], pass->area, half) + begin * pass->item;
-        factors[m] = (float)ms_ledger_slot_of(local->host, args, m)->factor;
+            ms_stage(local->self->files, group->members[m], pass->area, half) + begin * pass->item;
+        factors[m] = (float)ms_ledger_slot_of(local->self, args, m)->factor;
     }
     char *own =
-        ms_stage(local->host->files, local->host->rank, pass->area, half) + begin * pass->item;
+        ms_stage(local->self->files, local->self->rank, pass->area, half) + begin * pass->item;
     ms_sources all = ms_flow_members(args, sources, factors);
     ms_flow_reduce(run, args, &all, &own, 1, length);
-    if (!ms_ledger_phase(local->host, args, ++*phases, NULL)) return false;
+    if (!ms_ledger_phase(local->self, args, ++*phases, NULL)) return false;
     for (uint32_t m = 0; m < group->size; m++) {
         length = ms_slice(width, group->size, m, &begin);
         ms_flow_copy(run, args->out + (done + begin) * pass->item,
-                     ms_stage(local->host->files, group->members[m], pass->area, half)
+                     ms_stage(local->self->files, group->members[m], pass->area, half)
                          + begin * pass->item,
                      length * pass->item);
     }
@@ -102,7 +102,7 @@ static bool reduce_by_slices(ms_run *run, ms_local *local, const ms_comm_args *a
 /* all_to_all by counts: the ranks first exchange how many elements each sends to each. */
 void ms_staged_put_counts(const ms_local *local, const ms_comm_args *args, uint32_t area)
 {
-    memcpy(ms_stage(local->host->files, local->host->rank, area, 0), args->counts,
+    memcpy(ms_stage(local->self->files, local->self->rank, area, 0), args->counts,
            args->group->size * sizeof *args->counts);
 }
 
@@ -116,13 +116,13 @@ bool ms_local_check_counts(const ms_local *local, const ms_comm_args *args, uint
     snprintf(text, sizeof text,
              "ranks disagree in %s:\n  rank %s sends %lld elements to rank %u\n  rank %s "
              "expects %lld",
-             ms_flight_describe(&ms_ledger_slot_of(local->host, args, group->rank)->call, what,
+             ms_flight_describe(&ms_ledger_slot_of(local->self, args, group->rank)->call, what,
                                 sizeof what),
-             ms_rank_name(local->host, group->members[member], names[0]),
-             (long long)theirs[group->rank], local->host->rank,
-             ms_rank_name(local->host, local->host->rank, names[1]),
+             ms_rank_name(local->self, group->members[member], names[0]),
+             (long long)theirs[group->rank], local->self->rank,
+             ms_rank_name(local->self, local->self->rank, names[1]),
              (long long)args->receive_counts[member]);
-    ms_host_end_job(local->host->files, MS_ABORT_MISMATCH, (int32_t)group->members[member], text);
+    ms_shm_end_job(local->self->files, MS_ABORT_MISMATCH, (int32_t)group->members[member], text);
     return false;
 }
 
@@ -130,7 +130,7 @@ bool ms_staged_check_counts(const ms_local *local, const ms_comm_args *args, uin
 {
     const ms_group *group = args->group;
     for (uint32_t m = 0; m < group->size; m++) {
-        const void *theirs = ms_stage(local->host->files, group->members[m], area, 0);
+        const void *theirs = ms_stage(local->self->files, group->members[m], area, 0);
         if (!ms_local_check_counts(local, args, m, theirs)) return false;
     }
     return true;
@@ -147,7 +147,7 @@ ms_staging ms_staged_plan(const ms_local *local, const ms_comm_args *args)
                         .item = ms_dtype_bytes(args->memory),
                         .by_counts = args->kind == MS_ALL_TO_ALL && args->by_counts };
     for (uint32_t m = 0; pass.by_counts && m < group->size; m++) {
-        uint64_t theirs = ms_ledger_slot_of(local->host, args, m)->value;
+        uint64_t theirs = ms_ledger_slot_of(local->self, args, m)->value;
         /* The ledger carries each rank's longest part, since the counts differ. */
         if (theirs > pass.longest) pass.longest = theirs;
     }
@@ -161,12 +161,12 @@ ms_staging ms_staged_plan(const ms_local *local, const ms_comm_args *args)
  * that never stages takes no memory for it. */
 int ms_staged_populate(const ms_local *local, ms_channel *channel, uint32_t area)
 {
-    ms_host *host = local->host;
+    ms_shm_rank *self = local->self;
     int error = channel->populated
                     ? 0
-                    : ms_host_files_populate_heap(host->files, host->rank,
-                                                  ms_stage(host->files, host->rank, area, 0),
-                                                  2 * MS_STAGE_BYTES);
+                    : ms_shm_files_populate_heap(self->files, self->rank,
+                                                 ms_stage(self->files, self->rank, area, 0),
+                                                 2 * MS_STAGE_BYTES);
     channel->populated = error == 0;
     return error;
 }
@@ -179,13 +179,13 @@ static bool go_by_steps(ms_run *run, ms_local *local, const ms_comm_args *args,
     uint64_t half = *phases = pass->by_counts ? 1 : 0;
     if (pass->by_counts) {
         ms_staged_put_counts(local, args, pass->area);
-        if (!ms_ledger_phase(local->host, args, 1, NULL)
+        if (!ms_ledger_phase(local->self, args, 1, NULL)
             || !ms_staged_check_counts(local, args, pass->area))
             return false;
     }
     for (uint64_t step = 0; step * pass->width < pass->longest; step++, half++) {
         ms_staged_lay_down(local, args, pass, step, half);
-        if (!ms_ledger_phase(local->host, args, ++*phases, NULL)) return false;
+        if (!ms_ledger_phase(local->self, args, ++*phases, NULL)) return false;
         if (!pass->by_slices) ms_staged_pick_up(run, local, args, pass, step, half);
         else if (!reduce_by_slices(run, local, args, pass, step, half, phases)) return false;
     }
@@ -199,9 +199,9 @@ ms_task_result ms_staged_run(ms_run *run, ms_local *local, const ms_comm_args *a
     ms_staging pass = ms_staged_plan(local, args);
     int error = ms_staged_populate(local, &args->group->channels[args->channel], pass.area);
     if (error)
-        return ms_host_raise(run, local->host, args,
-                             error == -ENOMEM ? MS_ERROR_MEMORY : MS_ERROR_IO,
-                             "no memory for staging a collective");
+        return ms_shm_raise(run, local->self, args,
+                            error == -ENOMEM ? MS_ERROR_MEMORY : MS_ERROR_IO,
+                            "no memory for staging a collective");
     return go_by_steps(run, local, args, &pass, phases) ? MS_TASK_DONE
-                                                        : ms_host_fail(run, local->host, args);
+                                                        : ms_shm_fail(run, local->self, args);
 }

@@ -1,4 +1,4 @@
-/* state.h: the transport between the ranks of a host: memory of the heaps that all of them map, and
+/* state.h: the transport between the ranks of a node: memory of the heaps that all of them map, and
  * staging areas in them for data outside of heaps. For comm/transport/ only. */
 #ifndef MOONSHARD_COMM_TRANSPORT_SHM_STATE_H
 #define MOONSHARD_COMM_TRANSPORT_SHM_STATE_H
@@ -11,14 +11,14 @@
 
 /* ms_comm.transport_state. */
 typedef struct ms_local {
-    ms_host *host;
+    ms_shm_rank *self;
     ms_arena *arena;
     _Atomic uint64_t link_free; /* when the link has sent what was given to it */
     bool pair_populated;        /* tasks of sends: the staging area has pages */
     uint64_t flights[2];        /* tasks of sends and recvs: place in the flight record */
     /* On a device that has no CPU tasks: host_staging.h */
     struct ms_pinned *pinned;
-    struct ms_detour *detours;
+    struct ms_host_staging *stagings;
     /* Of ranks that are threads on one GPU: one_gpu.h */
     bool is_direct;
     struct ms_direct *directs;

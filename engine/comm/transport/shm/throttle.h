@@ -5,7 +5,7 @@
 #include "comm/transport/shm/state.h"
 
 /* Waits as long as the link needs for these bytes; false: the job has ended. In a job over several
- * hosts the link is between them. */
+ * nodes the link is between them. */
 bool ms_local_pace(ms_local *local, uint64_t bytes);
 
 #endif

@@ -18,7 +18,7 @@ enum { TILE_VECTORS = 4 };
 #else
 enum { TILE_VECTORS = 2 };
 #endif
-/* Stands before loops whose bounds are constants after inlining, so that gcc unrolls them and the
+/* Is before loops whose bounds are constants after inlining, so that gcc unrolls them and the
  * arrays become registers. */
 #define UNROLL _Pragma("GCC unroll 16")
 
@@ -185,7 +185,7 @@ MS_VECTOR void pack_steps_as(const ms_dtype D, const char *from, int64_t row, in
         fetch(from + (FETCH_ROWS + 1) * bytes, width * (D == MS_F32 ? 4 : 2));
         for (int64_t k = 0; k < wide; k += MS_LANES) {
             /* Two rows of the tensor become one packed row, whose units are pairs of numbers that
-             * lie under each other. */
+             * are under each other. */
             ms_vf first = i < count ? row_part(D, from, k, width) : ms_v_splat(0.0f);
             ms_vf second = i + 1 < count ? row_part(D, from + bytes, k, width) : ms_v_splat(0.0f);
             ms_v_store(to + k, join_pairs(first, second));

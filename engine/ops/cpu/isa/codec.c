@@ -22,7 +22,7 @@ typedef struct small_float {
 /* Neither format has an infinity here: larger numbers become the greatest one. */
 static const small_float fp8 = { 3, 121, 448 }, fp4 = { 1, 127, 6 };
 
-/* The greatest number that a code stands for; the scale maps the greatest number of a block to
+/* The greatest number that a code represents; the scale maps the greatest number of a block to
  * it. */
 MS_VECTOR float greatest_code(ms_codec_kind kind)
 {

@@ -7,7 +7,7 @@
 
 /* A kernel is its formula in a, b, c (MS_LANES each), v = value and h = high. A last part of fewer
  * elements runs through the same formula, so that a result does not depend on where its element
- * lies. Compilers may contract a product and a sum into one instruction here, so the last bit may
+ * is. Compilers may contract a product and a sum into one instruction here, so the last bit may
  * differ between instruction sets. Simple formulas are bound by memory; those with an exponential,
  * logarithm, sine or error function by arithmetic. */
 #define LOOP(load_b, load_c, formula)                                                          \

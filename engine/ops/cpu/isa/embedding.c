@@ -8,7 +8,7 @@
 
 /* Sums stay in f32 whatever the dtype of the rows, so that many small gradients are not lost. The
  * addition reads and writes `to` and reads `from` once: it is bound by memory, and by where the row
- * of `to` lies. */
+ * of `to` is. */
 MS_VECTOR void add_row(const ms_dtype D, float *to, const void *from, size_t n)
 {
     size_t i = 0;

@@ -58,7 +58,7 @@ MS_VECTOR float row_squares(const ms_dtype D, const void *s, size_t width, float
         total += v * v;
     }
     if (i < width) {
-        /* Only here can lanes lie past the end of the row. */
+        /* Only here can lanes are past the end of the row. */
         ms_vf v = inside(ms_row_get_part(D, s, i, width, 0.0f) - mean, width - i);
         total += v * v;
     }

@@ -39,7 +39,7 @@ local function forward(moved, run)
   return { bytes = moved, run = function() core.no_grad(run) end }
 end
 
--- The gradient of the tensor that f returns, for leaves that require one: forward is recorded anew
+-- The gradient of the tensor that f returns, for leaves that require one: forward is recorded again
 -- before each measurement.
 local function backward(moved, leaves, f, gradient)
   for _, leaf in ipairs(leaves) do leaf:keep():requires_grad_() end
@@ -325,7 +325,7 @@ local function embeddings(list, s, m)
     local g = core.randn { rows, width, seed = 4 }
     return backward(bytes(ids, g, w), { w }, function() return ids:embedding(w) end, g)
   end)
-  -- Heads that lie side by side in a row, as a linear layer makes them.
+  -- Heads that are side by side in a row, as a linear layer makes them.
   local function heads() return m.normal(s.batch, s.length, s.heads, s.width // s.heads) end
   add("rotary", function()
     local x = heads():transpose(2, 3)

@@ -167,7 +167,7 @@ end
 
 ------------------------------------------------------------------------------------------- metadata
 
--- Options that every rank must give alike, and what stands for them.
+-- Options that every rank must give alike, and what represents them.
 local function describe_options(o, strategy, hook, low, units, groups)
   local lines = {}
   local function add(name, value) lines[#lines + 1] = ("option %s = %s"):format(name, value) end

@@ -59,7 +59,7 @@ end
 
 function join.number_of(s, optimizer) return s.numbers[optimizer] end
 
---- Names of those of the parameters that are the model's; nil stands for all.
+--- Names of those of the parameters that are the model's; nil represents all.
 ---@param s ms.FSDPState
 ---@param params ms.Parameter[]
 ---@return string[]?

@@ -8,7 +8,7 @@ local structure = require "moonshard.nn.structure"
 
 local edges = {}
 
---- The function that stands around a unit's module: number `part` of its modules.
+--- The function that is around a unit's module: number `part` of its modules.
 ---@param s ms.FSDPState
 ---@param index integer of the unit
 ---@param part integer

@@ -225,7 +225,7 @@ function FSDP:unshard(index)
   return future.at(true, outside_join(self, "unshard").sharded:unshard(index))
 end
 
---- From the next pass on. Counts of plans made anew go on.
+--- From the next pass on. Counts of plans made again go on.
 ---@param strategy string|ms.Prefetch
 function FSDP:set_prefetch(strategy)
   local s = sharded_of(self, "set_prefetch")

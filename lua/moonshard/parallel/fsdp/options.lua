@@ -1,4 +1,4 @@
--- Options of ms.fsdp: what they may be, and the groups of ranks that they stand for.
+-- Options of ms.fsdp: what they may be, and the groups of ranks that they represent.
 local core = require "moonshard.core"
 local compare = require "moonshard.parallel.fsdp.compare"
 local listed = require "moonshard.nn.listed"

@@ -110,7 +110,7 @@ local function foreign_items(s, list)
 end
 
 --- The items of a model: those of its own on every rank, then those that only others have. All
---- ranks of a model with group_of must call it alike. Buffers and handles may be assigned anew, so
+--- ranks of a model with group_of must call it alike. Buffers and handles may be assigned again, so
 --- own items are found each time.
 ---@param s ms.FSDPState
 ---@return ms.StateItem[]

@@ -12,7 +12,7 @@
 -- - Trial: the default and the best candidates by forecast run in turn, so that a machine that
 --   becomes slower is so for all of them. What ran in pass n of the trial is arm n % arms.
 -- - Settled: the plan with the least median runs; the default unless another one is faster.
--- - Another order of uses begins anew. What was reported stays until the next choice.
+-- - Another order of uses begins again. What was reported stays until the next choice.
 local core = require "moonshard.core"
 local by_budget = require "moonshard.parallel.fsdp.by_budget"
 local held = require "moonshard.parallel.fsdp.held"

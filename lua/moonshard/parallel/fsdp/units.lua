@@ -46,7 +46,7 @@ local function large_ones(model, least)
   return large
 end
 
--- The function(module, name) that `wrap` stands for.
+-- The function(module, name) that `wrap` represents.
 local function rule_of(model, wrap)
   if wrap == nil then return function(object) return blocks[class_of(object)] == true end end
   if type(wrap) == "function" then return wrap end

@@ -77,7 +77,7 @@ local function trace(curve, box, wide, tall, log, dot)
       local y = math.floor((1 - part) * (tall - 1) + 0.5)
       local from = before_x or x
       for at = from, x do
-        -- The part of the line that lies in this column.
+        -- The part of the line that is in this column.
         local a = before_x and before_y + (y - before_y) * (at - from - 0.5) / (x - from) or y
         local b = before_x and before_y + (y - before_y) * (at - from + 0.5) / (x - from) or y
         if before_x and at == from then a = before_y end

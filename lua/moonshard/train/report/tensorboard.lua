@@ -133,7 +133,7 @@ function File:scalars(step, values)
   if #parts > 0 then write(self, step, table.concat(parts)) end
 end
 
--- Where bytes are no UTF-8, the character that stands for them.
+-- Where bytes are no UTF-8, the character that represents them.
 local function valid(text)
   local parts, at = {}, 1
   while true do

@@ -25,8 +25,8 @@ static float *number_of(ms_cuda_work *work, const ms_comm_args *args)
     return number;
 }
 
-/* The call lies between two words that tell the watchdog where it is. */
-static void put(ms_cuda_work *work, ms_nccl_flight *flight, float *number)
+/* The call is between two words that tell the watchdog where it is. */
+static void put(ms_cuda_work *work, ms_nccl_in_flight *flight, float *number)
 {
     ms_error error;
     tell(work, &flight->started);
@@ -35,25 +35,25 @@ static void put(ms_cuda_work *work, ms_nccl_flight *flight, float *number)
     else ms_cuda_work_fail_with(work, &error);
 }
 
-static void drop(void *graph) { ms_cuda_kept_work_drop(graph); }
-static void let_go(ms_engine *engine, void *graph) { ms_cuda_kept_work_free(engine, graph); }
+static void drop(void *graph) { ms_cuda_captured_work_drop(graph); }
+static void let_go(ms_engine *engine, void *graph) { ms_cuda_captured_work_free(engine, graph); }
 
 /* The same as a graph, which is captured when it comes for the first time. */
-static void put_graph(ms_cuda_work *work, ms_nccl_flight *flight)
+static void put_graph(ms_cuda_work *work, ms_nccl_in_flight *flight)
 {
-    ms_nccl_kept *kept = ms_nccl_kept_of(&flight->args);
+    ms_nccl_graph *kept = ms_nccl_graph_of(&flight->args);
     if (!kept->graph) {
-        if (!ms_cuda_keep_begin(work)) return;
+        if (!ms_cuda_work_capture_begin(work)) return;
         put(work, flight, NULL);
-        kept->graph = ms_cuda_keep_end(work);
+        kept->graph = ms_cuda_work_capture_end(work);
         kept->drop = drop;
         kept->free = let_go;
         if (!kept->graph) return;
     }
-    ms_cuda_keep_again(work, kept->graph);
+    ms_cuda_work_update(work, kept->graph);
     tell(work, &flight->started);
     tell(work, &flight->ended);
-    ms_cuda_keep_launch(work);
+    ms_cuda_work_launch(work);
 }
 
 static void run(ms_cuda_work *work, const void *arguments)
@@ -62,7 +62,7 @@ static void run(ms_cuda_work *work, const void *arguments)
     ms_error error;
     float *number = number_of(work, args);
     if (!number && args->kind == MS_BARRIER) return;
-    ms_nccl_flight *flight = ms_nccl_flight_begin(args);
+    ms_nccl_in_flight *flight = ms_nccl_flight_begin(args);
     if (!flight) {
         ms_cuda_work_fail(work, MS_ERROR_MEMORY, "no memory for a call of NCCL");
         return;

@@ -22,19 +22,19 @@ static void fail_for_memory(ms_cuda_work *work, const ms_comm_args *args)
 /* ------------------------------------------------- through memory of the host */
 
 /* The numbers are those of the CPU, whose code adds them up. */
-static void run_detour(ms_cuda_work *work, const ms_comm_args *args)
+static void run_host_staging(ms_cuda_work *work, const ms_comm_args *args)
 {
-    ms_detour *detour = ms_local_take_detour(args, ms_cuda_work_stream(work));
-    if (!detour) {
+    ms_host_staging *staging = ms_local_take_host_staging(args, ms_cuda_work_stream(work));
+    if (!staging) {
         fail_for_memory(work, args);
         return;
     }
-    ms_host_carry *carry = &detour->carry;
+    ms_oob_call *carry = &staging->carry;
     carry->stream = ms_cuda_work_place(work, &carry->seq, &carry->script);
-    ms_cuda_to_host(work, carry->args.in, args->in, detour->in_bytes);
-    ms_cuda_on_host(work, ms_local_detour, detour);
-    ms_cuda_from_host(work, args->out, carry->args.out, detour->out_bytes);
-    ms_cuda_finally(work, ms_local_give_detour, detour);
+    ms_cuda_to_host(work, carry->args.in, args->in, staging->in_bytes);
+    ms_cuda_on_host(work, ms_local_run_host_staging, staging);
+    ms_cuda_from_host(work, args->out, carry->args.out, staging->out_bytes);
+    ms_cuda_finally(work, ms_local_give_host_staging, staging);
 }
 
 /* ---------------------------------------------------- in the GPU's own memory */
@@ -68,7 +68,7 @@ static void run_direct(ms_cuda_work *work, const ms_comm_args *args)
         fail_for_memory(work, args);
         return;
     }
-    ms_host_carry *carry = &direct->carry;
+    ms_oob_call *carry = &direct->carry;
     carry->stream = ms_cuda_work_place(work, &carry->seq, &carry->script);
     ms_cuda_on_host(work, ms_local_enter_direct, direct);
     put_kernel(work, args, direct->parts);
@@ -80,7 +80,7 @@ static void run(ms_cuda_work *work, const void *arguments)
 {
     const ms_comm_args *args = arguments;
     if (ms_local_is_direct(args->group->comm)) run_direct(work, args);
-    else run_detour(work, args);
+    else run_host_staging(work, args);
 }
 
 static const ms_cuda_task tasks[MS_COLLECTIVES] = MS_CUDA_COMM_TASKS(run);

@@ -1,5 +1,5 @@
-/* comm_host_list.c: the hosts of a job from --hosts: what lists and files say, and every error. */
-#include "comm/job/hostlist.h"
+/* comm_node_list.c: the hosts of a job from --hosts: what lists and files say, and every error. */
+#include "comm/job/node_list.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,7 +20,7 @@ static int set_up(void **state)
 }
 
 /* What was read, as "name:ranks name:ranks". */
-static const char *told(const ms_host_list *list)
+static const char *told(const ms_node_list *list)
 {
     static char text[4096];
     size_t used = 0;
@@ -28,40 +28,40 @@ static const char *told(const ms_host_list *list)
     text[0] = '\0';
     for (uint32_t i = 0; i < list->count; i++) {
         used += (size_t)snprintf(text + used, sizeof text - used, "%s%s:%u", i ? " " : "",
-                                 list->hosts[i].name, list->hosts[i].ranks);
+                                 list->nodes[i].name, list->nodes[i].ranks);
         assert_true(used < sizeof text);
-        ranks += list->hosts[i].ranks;
+        ranks += list->nodes[i].ranks;
     }
     assert_int_equal(ranks, list->ranks);
     return text;
 }
 
 /* The parser gets no byte more than the text has. */
-static ms_status parse(const char *text, bool is_file, ms_host_list *out)
+static ms_status parse(const char *text, bool is_file, ms_node_list *out)
 {
     size_t bytes = strlen(text);
     char *copy = malloc(bytes + !bytes);
     assert_non_null(copy);
     memcpy(copy, text, bytes);
-    ms_status status = is_file ? ms_host_list_parse_file(&context, "hosts.txt", copy, bytes, out)
-                               : ms_host_list_parse(&context, copy, bytes, out);
+    ms_status status = is_file ? ms_node_list_parse_file(&context, "hosts.txt", copy, bytes, out)
+                               : ms_node_list_parse(&context, copy, bytes, out);
     free(copy);
     return status;
 }
 
 static void reads(const char *text, bool is_file, const char *expected)
 {
-    ms_host_list list = { 0 };
+    ms_node_list list = { 0 };
     if (parse(text, is_file, &list)) fail_msg("%s: %s", text, context.error.message);
     assert_string_equal(told(&list), expected);
-    ms_host_list_free(&context, &list);
+    ms_node_list_free(&context, &list);
 }
 
 static void refuses(const char *text, bool is_file, const char *message)
 {
-    ms_host_list list = { 0 };
+    ms_node_list list = { 0 };
     assert_int_equal(parse(text, is_file, &list), MS_ERROR_ARGUMENT);
-    assert_null(list.hosts);
+    assert_null(list.nodes);
     if (strcmp(context.error.message, message) != 0)
         fail_msg("%s\n  is:       %s\n  expected: %s", text, context.error.message, message);
 }
@@ -182,35 +182,35 @@ static void errors_of_files(void **state)
 
 static void limits(void **state)
 {
-    ms_host_list list = { 0 };
-    char letters[MS_LISTED_NAME_MAX + 1], text[MS_LISTED_NAME_MAX + 16];
+    ms_node_list list = { 0 };
+    char headers[MS_LISTED_NAME_MAX + 1], text[MS_LISTED_NAME_MAX + 16];
     (void)state;
-    memset(letters, 'a', MS_LISTED_NAME_MAX);
-    letters[MS_LISTED_NAME_MAX] = '\0';
-    assert_int_equal(parse(letters, false, &list), MS_OK);
-    assert_string_equal(list.hosts[0].name, letters);
-    ms_host_list_free(&context, &list);
-    snprintf(text, sizeof text, "%sb", letters);
+    memset(headers, 'a', MS_LISTED_NAME_MAX);
+    headers[MS_LISTED_NAME_MAX] = '\0';
+    assert_int_equal(parse(headers, false, &list), MS_OK);
+    assert_string_equal(list.nodes[0].name, headers);
+    ms_node_list_free(&context, &list);
+    snprintf(text, sizeof text, "%sb", headers);
     refuses(text, false, "--hosts, character 1: a name has at most 255 characters");
     /* The numbers in brackets count, and the brackets do not. */
-    snprintf(text, sizeof text, "%s[9]", letters + 1);
+    snprintf(text, sizeof text, "%s[9]", headers + 1);
     assert_int_equal(parse(text, false, &list), MS_OK);
-    assert_int_equal(strlen(list.hosts[0].name), MS_LISTED_NAME_MAX);
-    ms_host_list_free(&context, &list);
-    snprintf(text, sizeof text, "%s[9-10]", letters + 1);
+    assert_int_equal(strlen(list.nodes[0].name), MS_LISTED_NAME_MAX);
+    ms_node_list_free(&context, &list);
+    snprintf(text, sizeof text, "%s[9-10]", headers + 1);
     refuses(text, false, "--hosts, character 1: a name has at most 255 characters");
     assert_int_equal(parse("n[1-1024]:4", false, &list), MS_OK);
-    assert_int_equal(list.count, MS_LISTED_HOSTS_MAX);
+    assert_int_equal(list.count, MS_LISTED_NODES_MAX);
     assert_int_equal(list.ranks, MS_LISTED_RANKS_MAX);
-    assert_string_equal(list.hosts[1023].name, "n1024");
-    ms_host_list_free(&context, &list);
+    assert_string_equal(list.nodes[1023].name, "n1024");
+    ms_node_list_free(&context, &list);
 }
 
 /* --hosts names a file if there is one, else it is a list. */
 static void list_or_file(void **state)
 {
     char folder[] = "/tmp/moonshard-hosts-XXXXXX", path[64], missing[64];
-    ms_host_list list = { 0 };
+    ms_node_list list = { 0 };
     (void)state;
     assert_non_null(mkdtemp(folder));
     snprintf(path, sizeof path, "%s/hosts", folder);
@@ -219,22 +219,22 @@ static void list_or_file(void **state)
     assert_non_null(file);
     fputs("a slots=2\nb\n", file);
     fclose(file);
-    assert_int_equal(ms_host_list_read(&context, path, &list), MS_OK);
+    assert_int_equal(ms_node_list_read(&context, path, &list), MS_OK);
     assert_string_equal(told(&list), "a:2 b:1");
-    ms_host_list_free(&context, &list);
-    assert_int_equal(ms_host_list_read(&context, missing, &list), MS_ERROR_NOT_FOUND);
+    ms_node_list_free(&context, &list);
+    assert_int_equal(ms_node_list_read(&context, missing, &list), MS_ERROR_NOT_FOUND);
     assert_non_null(strstr(context.error.message, missing));
-    assert_null(list.hosts);
+    assert_null(list.nodes);
     /* In the working folder, without a slash. */
     char before[4096];
     assert_non_null(getcwd(before, sizeof before));
     assert_int_equal(chdir(folder), 0);
-    assert_int_equal(ms_host_list_read(&context, "hosts", &list), MS_OK);
+    assert_int_equal(ms_node_list_read(&context, "hosts", &list), MS_OK);
     assert_string_equal(told(&list), "a:2 b:1");
-    ms_host_list_free(&context, &list);
-    assert_int_equal(ms_host_list_read(&context, "others", &list), MS_OK);
+    ms_node_list_free(&context, &list);
+    assert_int_equal(ms_node_list_read(&context, "others", &list), MS_OK);
     assert_string_equal(told(&list), "others:1");
-    ms_host_list_free(&context, &list);
+    ms_node_list_free(&context, &list);
     assert_int_equal(chdir(before), 0);
     unlink(path);
     rmdir(folder);
@@ -244,17 +244,17 @@ static void large_file(void **state)
 {
     const size_t bytes = ((size_t)1 << 20) + 1;
     char *text = malloc(bytes);
-    ms_host_list list = { 0 };
+    ms_node_list list = { 0 };
     (void)state;
     assert_non_null(text);
     memset(text, '\n', bytes);
     text[0] = 'a';
-    assert_int_equal(ms_host_list_parse_file(&context, "hosts.txt", text, bytes, &list),
+    assert_int_equal(ms_node_list_parse_file(&context, "hosts.txt", text, bytes, &list),
                      MS_ERROR_ARGUMENT);
     assert_string_equal(context.error.message, "hosts.txt has more than 1048576 bytes");
-    assert_int_equal(ms_host_list_parse_file(&context, "hosts.txt", text, bytes - 1, &list), MS_OK);
+    assert_int_equal(ms_node_list_parse_file(&context, "hosts.txt", text, bytes - 1, &list), MS_OK);
     assert_string_equal(told(&list), "a:1");
-    ms_host_list_free(&context, &list);
+    ms_node_list_free(&context, &list);
     free(text);
 }
 

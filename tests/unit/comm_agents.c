@@ -1,4 +1,4 @@
-/* comm_keepers.c: keepers of several hosts in one process, with ranks that are threads: numbers
+/* comm_agents.c: agents of several hosts in one process, with ranks that are threads: numbers
  * that hosts share, ids of groups, requests, the cause of the end, deadlocks, hosts that are lost,
  * and strangers at the port. Tensors do not move here. */
 #include "comm/control/cluster/state.h"
@@ -31,10 +31,10 @@ typedef struct member {
 } member;
 
 struct cluster {
-    uint32_t ranks, hosts;
-    ms_keeper_options options[HOSTS_MOST];
+    uint32_t ranks, nodes;
+    ms_agent_options options[HOSTS_MOST];
     ms_context contexts[HOSTS_MOST];
-    ms_keeper *keepers[HOSTS_MOST];
+    ms_agent *agents[HOSTS_MOST];
     pthread_t gathering[HOSTS_MOST];
     ms_status gathered[HOSTS_MOST];
     const ms_transport *transport; /* NULL: that of one host */
@@ -66,15 +66,15 @@ static void quiet(void *user, ms_log_level level, const char *message)
 static void enter(member *self)
 {
     ms_rendezvous *rendezvous = NULL;
-    uint32_t host = self->of->options[0].host_of[self->number];
+    uint32_t node = self->of->options[0].node_of[self->number];
     ms_engine_options options = { .threads = 1, .memory_bytes = 64 << 20, .strict = true };
     ms_context_init(&self->context, NULL);
     self->context.log = quiet;
-    MUST(ms_hosts_enter(&self->context, ms_keeper_door(self->of->keepers[host]), self->number,
-                        self->of->ranks, HANG_NS, &rendezvous)
+    MUST(ms_cluster_enter(&self->context, ms_agent_socket_path(self->of->agents[node]),
+                          self->number, self->of->ranks, HANG_NS, &rendezvous)
          == MS_OK);
     MUST(ms_engine_new(&options, &self->error, &self->engine) == MS_OK);
-    ms_membership membership = { .control = &ms_control_hosts,
+    ms_membership membership = { .control = &ms_control_cluster,
                                  .transport = self->of->transport ? self->of->transport
                                                                   : &ms_transport_local,
                                  .rendezvous = rendezvous,
@@ -98,53 +98,53 @@ static void *gather_thread(void *argument)
 {
     struct {
         cluster *of;
-        uint32_t host;
+        uint32_t node;
     } *what = argument;
     cluster *of = what->of;
-    of->gathered[what->host] = ms_keeper_gather(of->keepers[what->host], &of->options[what->host]);
+    of->gathered[what->node] = ms_agent_gather(of->agents[what->node], &of->options[what->node]);
     return NULL;
 }
 
-/* Rank r is on host_of[r]. */
-static void begin(cluster *of, uint32_t ranks, const uint16_t *host_of)
+/* Rank r is on node_of[r]. */
+static void begin(cluster *of, uint32_t ranks, const uint16_t *node_of)
 {
     of->ranks = ranks;
     for (uint32_t r = 0; r < ranks; r++)
-        if (host_of[r] + 1u > of->hosts) of->hosts = host_of[r] + 1u;
-    for (uint32_t h = 0; h < of->hosts; h++) {
-        ms_keeper_options *options = &of->options[h];
-        *options = (ms_keeper_options){ .rendezvous = { .ranks = ranks,
-                                                        .threads = 1,
-                                                        .heap_bytes = 8 << 20,
-                                                        .timeout_ns = HANG_NS },
-                                        .hosts = of->hosts,
-                                        .host = h,
-                                        .reach = { .interface = "lo" },
-                                        .init_ns = HANG_NS,
-                                        .lost_ns = 1000000000u };
+        if (node_of[r] + 1u > of->nodes) of->nodes = node_of[r] + 1u;
+    for (uint32_t h = 0; h < of->nodes; h++) {
+        ms_agent_options *options = &of->options[h];
+        *options = (ms_agent_options){ .rendezvous = { .ranks = ranks,
+                                                       .threads = 1,
+                                                       .heap_bytes = 8 << 20,
+                                                       .timeout_ns = HANG_NS },
+                                       .nodes = of->nodes,
+                                       .node = h,
+                                       .endpoint = { .interface = "lo" },
+                                       .init_ns = HANG_NS,
+                                       .lost_ns = 1000000000u };
         memset(options->token, 7, sizeof options->token);
-        for (uint32_t r = 0; r < ranks; r++) options->host_of[r] = host_of[r];
-        for (uint32_t k = 0; k < of->hosts; k++)
+        for (uint32_t r = 0; r < ranks; r++) options->node_of[r] = node_of[r];
+        for (uint32_t k = 0; k < of->nodes; k++)
             snprintf(options->names[k], sizeof options->names[k], "host%c", (char)('a' + k));
-        if (h) options->reach = of->options[0].reach;
+        if (h) options->endpoint = of->options[0].endpoint;
         ms_context_init(&of->contexts[h], NULL);
         of->contexts[h].log = quiet;
-        if (ms_keeper_open(&of->contexts[h], options, &of->keepers[h]))
+        if (ms_agent_open(&of->contexts[h], options, &of->agents[h]))
             fail_msg("keeper %u: %s", h, of->contexts[h].error.message);
     }
 }
 
-/* Starts the keepers' meeting, and the ranks. */
+/* Starts the agents' meeting, and the ranks. */
 static void start(cluster *of, void (*run)(member *))
 {
     static struct {
         cluster *of;
-        uint32_t host;
+        uint32_t node;
     } what[HOSTS_MOST];
     of->run = run;
-    for (uint32_t h = 0; h < of->hosts; h++) {
+    for (uint32_t h = 0; h < of->nodes; h++) {
         what[h].of = of;
-        what[h].host = h;
+        what[h].node = h;
         assert_int_equal(pthread_create(&of->gathering[h], NULL, gather_thread, &what[h]), 0);
     }
     for (uint32_t r = 0; r < of->ranks; r++) {
@@ -153,22 +153,22 @@ static void start(cluster *of, void (*run)(member *))
         assert_int_equal(
             pthread_create(&of->members[r].thread, NULL, member_thread, &of->members[r]), 0);
     }
-    for (uint32_t h = 0; h < of->hosts; h++) {
+    for (uint32_t h = 0; h < of->nodes; h++) {
         pthread_join(of->gathering[h], NULL);
         if (of->gathered[h]) fail_msg("keeper %u: %s", h, of->contexts[h].error.message);
     }
 }
 
-/* Ranks end, then keepers. */
+/* Ranks end, then agents. */
 static void finish(cluster *of, bool well)
 {
     pthread_t closing[HOSTS_MOST];
     for (uint32_t r = 0; r < of->ranks; r++) pthread_join(of->members[r].thread, NULL);
-    for (uint32_t h = 0; h < of->hosts; h++)
-        pthread_create(&closing[h], NULL, (void *(*)(void *))(void (*)(void))ms_keeper_finish,
-                       of->keepers[h]);
-    for (uint32_t h = 0; h < of->hosts; h++) pthread_join(closing[h], NULL);
-    for (uint32_t h = 0; h < of->hosts; h++) ms_keeper_close(of->keepers[h]);
+    for (uint32_t h = 0; h < of->nodes; h++)
+        pthread_create(&closing[h], NULL, (void *(*)(void *))(void (*)(void))ms_agent_finish,
+                       of->agents[h]);
+    for (uint32_t h = 0; h < of->nodes; h++) pthread_join(closing[h], NULL);
+    for (uint32_t h = 0; h < of->nodes; h++) ms_agent_close(of->agents[h]);
     for (uint32_t r = 0; r < of->ranks && well; r++)
         if (*of->members[r].why) fail_msg("%s", of->members[r].why);
 }
@@ -222,11 +222,11 @@ static void test_numbers(void **state)
     (void)state;
     const struct {
         uint32_t ranks;
-        const uint16_t *host_of;
+        const uint16_t *node_of;
     } layouts[] = { { 4, two_by_two }, { 4, one_and_three }, { 3, three_alone }, { 4, mixed } };
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
         cluster of = { 0 };
-        begin(&of, layouts[i].ranks, layouts[i].host_of);
+        begin(&of, layouts[i].ranks, layouts[i].node_of);
         start(&of, share_numbers);
         finish(&of, true);
     }
@@ -243,9 +243,8 @@ static void step_on(member *self)
         if (values[MS_REQUEST_SAVE]) self->met_before = serial;
         if (values[MS_REQUEST_SAVE]) MUST(values[MS_REQUEST_SAVE] == 12);
         if (serial == 40 && self->number == self->of->ranks - 1) {
-            uint32_t host = self->of->options[0].host_of[self->number];
-            ms_rendezvous_request(ms_keeper_rendezvous(self->of->keepers[host]), MS_REQUEST_SAVE,
-                                  12);
+            uint32_t node = self->of->options[0].node_of[self->number];
+            ms_rendezvous_request(ms_agent_rendezvous(self->of->agents[node]), MS_REQUEST_SAVE, 12);
         }
         /* As ranks that train do: no rank is more than a step ahead. */
         int64_t number = (int64_t)serial;
@@ -309,7 +308,7 @@ static void wait_crosswise(member *self)
     MUST(ms_group_split(self->world, 1, &size, all, &second) == MS_OK);
     int64_t number = 1;
     ms_sharing same = { .kind = MS_ALL_REDUCE, .dtype = MS_I64, .count = 1 };
-    ms_group *mine = self->of->options[0].host_of[self->number] ? first : second;
+    ms_group *mine = self->of->options[0].node_of[self->number] ? first : second;
     self->status = ms_group_share(mine, &same, &number, &number);
     self->error = *ms_engine_error(self->engine);
 }
@@ -332,9 +331,9 @@ static void test_deadlocks_over_hosts_are_found(void **state)
 static ms_task_result enter_and_leave(ms_run *run, void *arguments)
 {
     const ms_comm_args *args = arguments;
-    ms_host *host = args->group->comm->control_state;
-    if (!ms_ledger_enter(host, args)) return ms_host_fail(run, host, args);
-    ms_ledger_landed(host, args->group->channels[args->channel].flight);
+    ms_shm_rank *self = args->group->comm->control_state;
+    if (!ms_ledger_enter(self, args)) return ms_shm_fail(run, self, args);
+    ms_ledger_landed(self, args->group->channels[args->channel].flight);
     return MS_TASK_DONE;
 }
 static const ms_task entering[MS_COLLECTIVES] = MS_COMM_TASKS(enter_and_leave);
@@ -348,13 +347,13 @@ static void enter_in_a_part(member *self)
     self->error = *ms_engine_error(self->engine);
 }
 
-/* Whether the job has ended, or each rank has stood still for so many looks: the keepers make an
+/* Whether the job has ended, or each rank has stood still for so many looks: the agents make an
  * attempt to find a deadlock every eight. */
 static bool have_waited(const cluster *of, uint32_t looks)
 {
     for (uint32_t r = 0; r < of->ranks; r++) {
-        const ms_control_file *control = of->keepers[of->options[0].host_of[r]]->control;
-        if (ms_host_ended(control)) return true;
+        const ms_control_file *control = of->agents[of->options[0].node_of[r]]->control;
+        if (ms_shm_ended(control)) return true;
         if ((uint32_t)atomic_load(&control->lines[r].still) < looks) return false;
     }
     return true;
@@ -363,13 +362,13 @@ static bool have_waited(const cluster *of, uint32_t looks)
 /* What each rank has entered becomes known on the other hosts. */
 static void deliver(const cluster *of, uint32_t group)
 {
-    for (uint32_t h = 0; h < of->hosts; h++)
+    for (uint32_t h = 0; h < of->nodes; h++)
         for (uint32_t c = 0; c < MS_CHANNELS; c++)
             for (uint32_t r = 0; r < of->ranks; r++) {
-                uint32_t at = of->options[0].host_of[r];
+                uint32_t at = of->options[0].node_of[r];
                 if (at == h) continue;
-                const ms_member_line *from = ms_member(of->keepers[at]->files, group, c, r);
-                ms_member_line *to = ms_member(of->keepers[h]->files, group, c, r);
+                const ms_member_line *from = ms_member(of->agents[at]->files, group, c, r);
+                ms_member_line *to = ms_member(of->agents[h]->files, group, c, r);
                 for (int s = 0; s < 2; s++) {
                     uint64_t number = atomic_load(&from->slots[s].seq);
                     if (!number) continue;
@@ -379,10 +378,9 @@ static void deliver(const cluster *of, uint32_t group)
                     atomic_store(&to->slots[s].seq, number);
                 }
             }
-    for (uint32_t h = 0; h < of->hosts; h++)
+    for (uint32_t h = 0; h < of->nodes; h++)
         for (uint32_t r = 0; r < of->ranks; r++)
-            if (of->options[0].host_of[r] == h)
-                ms_host_wake_line(&of->keepers[h]->control->lines[r]);
+            if (of->options[0].node_of[r] == h) ms_shm_wake_line(&of->agents[h]->control->lines[r]);
 }
 
 /* All have entered a call of a group for which a rank of the first host has asked, and what tells
@@ -446,7 +444,7 @@ static void wait_for_the_end(member *self)
     self->error = *ms_engine_error(self->engine);
 }
 
-/* Its connection breaks, as when the process of the keeper is killed. */
+/* Its connection breaks, as when the process of the agent is killed. */
 static void test_a_host_that_is_lost_is_named(void **state)
 {
     (void)state;
@@ -454,8 +452,8 @@ static void test_a_host_that_is_lost_is_named(void **state)
     begin(&of, 4, two_by_two);
     start(&of, wait_for_the_end);
     while (atomic_load(&of.arrived) < 4) sched_yield();
-    const ms_os *os = of.keepers[1]->os;
-    os->socket_end(os->user, of.keepers[1]->peers[0].socket);
+    const ms_os *os = of.agents[1]->os;
+    os->socket_end(os->user, of.agents[1]->peers[0].socket);
     pthread_join(of.members[0].thread, NULL);
     atomic_store(&of.released, 1);
     of.members[0].thread = of.members[1].thread;
@@ -465,8 +463,8 @@ static void test_a_host_that_is_lost_is_named(void **state)
         assert_non_null(strstr(of.members[r].error.message, "host hostb (ranks 2, 3) is lost"));
     }
     for (uint32_t r = 2; r < 4; r++) pthread_join(of.members[r].thread, NULL);
-    for (uint32_t h = 0; h < 2; h++) ms_keeper_finish(of.keepers[h]);
-    for (uint32_t h = 0; h < 2; h++) ms_keeper_close(of.keepers[h]);
+    for (uint32_t h = 0; h < 2; h++) ms_agent_finish(of.agents[h]);
+    for (uint32_t h = 0; h < 2; h++) ms_agent_close(of.agents[h]);
 }
 
 /* A crowd that says nothing or a part, noise, a hello without a proof, and one with a wrong token,
@@ -483,29 +481,29 @@ static void test_strangers_are_turned_away(void **state)
         ms_hello_body body;
     } hello = {
         .head = { .magic = MS_FRAME_MAGIC, .kind = MS_FRAME_HELLO, .bytes = sizeof(ms_hello_body) },
-        .body = { .version = MS_VERSION, .host = 1, .hosts = 2, .ranks = 4 }
+        .body = { .version = MS_VERSION, .node = 1, .nodes = 2, .ranks = 4 }
     };
-    ms_greeting greeting = greeting_of(MS_PORT_KEEPER, 1);
-    int visitors[STRANGERS];
-    for (int i = 0; i < STRANGERS; i++) visitors[i] = connect_here(of.options[0].reach.port);
-    assert_true(send_whole(visitors[0], "GET / HTTP/1.0\r\n\r\n", 18));
-    assert_true(send_whole(visitors[1], &hello, sizeof hello));
-    shutdown(visitors[1], SHUT_WR);
-    shutdown(visitors[2], SHUT_WR);
+    ms_greeting greeting = greeting_of(MS_PORT_AGENT, 1);
+    int connections[STRANGERS];
+    for (int i = 0; i < STRANGERS; i++) connections[i] = connect_here(of.options[0].endpoint.port);
+    assert_true(send_whole(connections[0], "GET / HTTP/1.0\r\n\r\n", 18));
+    assert_true(send_whole(connections[1], &hello, sizeof hello));
+    shutdown(connections[1], SHUT_WR);
+    shutdown(connections[2], SHUT_WR);
     for (int i = 3; i < STRANGERS; i += 2)
-        assert_true(send_whole(visitors[i], &greeting, 1 + (size_t)i % 43));
-    /* This one greets as a keeper, and has no answer. */
-    assert_true(send_whole(visitors[4], &greeting, sizeof greeting));
-    assert_true(send_whole(visitors[4], &greeting, sizeof greeting));
+        assert_true(send_whole(connections[i], &greeting, 1 + (size_t)i % 43));
+    /* This one greets as an agent, and has no answer. */
+    assert_true(send_whole(connections[4], &greeting, sizeof greeting));
+    assert_true(send_whole(connections[4], &greeting, sizeof greeting));
     start(&of, share_numbers);
     finish(&of, true);
     for (int i = 0; i < STRANGERS; i++) {
         char bytes[256];
         size_t count = 0;
         for (ssize_t got = 1; got > 0; count += got > 0 ? (size_t)got : 0)
-            got = recv(visitors[i], bytes, sizeof bytes, 0);
+            got = recv(connections[i], bytes, sizeof bytes, 0);
         assert_true(count <= sizeof(ms_challenge));
-        close(visitors[i]);
+        close(connections[i]);
     }
 }
 
@@ -516,17 +514,17 @@ static void *pretend(void *argument)
     static char sent[512];
     static size_t count;
     ms_challenge challenge = { .magic = MS_GREETING_MAGIC };
-    int visitor = accept(*listener, NULL, NULL);
-    (void)send_whole(visitor, &challenge, sizeof challenge);
-    (void)send_whole(visitor, challenge.nonce, sizeof challenge.nonce);
+    int connection = accept(*listener, NULL, NULL);
+    (void)send_whole(connection, &challenge, sizeof challenge);
+    (void)send_whole(connection, challenge.nonce, sizeof challenge.nonce);
     count = 0;
     for (ssize_t got = 1; got > 0; count += got > 0 ? (size_t)got : 0)
-        got = recv(visitor, sent + count, sizeof sent - count, 0);
-    close(visitor);
+        got = recv(connection, sent + count, sizeof sent - count, 0);
+    close(connection);
     return &count;
 }
 
-static void test_a_false_first_keeper_is_found(void **state)
+static void test_a_false_first_agent_is_found(void **state)
 {
     (void)state;
     cluster of = { 0 };
@@ -536,35 +534,35 @@ static void test_a_false_first_keeper_is_found(void **state)
     begin(&of, 2, (const uint16_t[]){ 0, 1 });
     int listener = listen_here(&port);
     assert_int_equal(pthread_create(&thread, NULL, pretend, &listener), 0);
-    of.options[1].reach = (ms_reach){ .port = port, .address_count = 1 };
-    strcpy(of.options[1].reach.addresses[0], "127.0.0.1");
-    assert_int_equal(ms_keeper_gather(of.keepers[1], &of.options[1]), MS_ERROR_ABORTED);
+    of.options[1].endpoint = (ms_endpoint){ .port = port, .address_count = 1 };
+    strcpy(of.options[1].endpoint.addresses[0], "127.0.0.1");
+    assert_int_equal(ms_agent_gather(of.agents[1], &of.options[1]), MS_ERROR_ABORTED);
     assert_non_null(
         strstr(of.contexts[1].error.message,
                "of host hosta has not proven to host hostb that it has this job's token"));
-    for (uint32_t h = 0; h < 2; h++) ms_keeper_close(of.keepers[h]);
+    for (uint32_t h = 0; h < 2; h++) ms_agent_close(of.agents[h]);
     pthread_join(thread, &count);
     assert_int_equal(*(size_t *)count, sizeof(ms_greeting) + MS_ANSWER_BYTES);
     close(listener);
 }
 
-/* A keeper with a wrong token gets no answer to it, and says so. */
+/* An agent with a wrong token gets no answer to it, and says so. */
 static void test_a_wrong_token_is_refused(void **state)
 {
     (void)state;
     cluster of = { 0 };
     begin(&of, 3, three_alone);
     of.options[0].init_ns = 500000000;
-    for (uint32_t h = 0; h < 3; h++) of.keepers[h]->init_ns = 500000000;
-    of.keepers[2]->token[5] ^= 1;
+    for (uint32_t h = 0; h < 3; h++) of.agents[h]->init_ns = 500000000;
+    of.agents[2]->token[5] ^= 1;
     pthread_t threads[3];
     struct {
         cluster *of;
-        uint32_t host;
+        uint32_t node;
     } what[3];
     for (uint32_t h = 0; h < 3; h++) {
         what[h].of = &of;
-        what[h].host = h;
+        what[h].node = h;
         assert_int_equal(pthread_create(&threads[h], NULL, gather_thread, &what[h]), 0);
     }
     for (uint32_t h = 0; h < 3; h++) pthread_join(threads[h], NULL);
@@ -573,7 +571,7 @@ static void test_a_wrong_token_is_refused(void **state)
     assert_non_null(strstr(of.contexts[0].error.message, ": hostc;"));
     assert_int_not_equal(of.gathered[2], MS_OK);
     assert_non_null(strstr(of.contexts[2].error.message, "token"));
-    for (uint32_t h = 0; h < 3; h++) ms_keeper_close(of.keepers[h]);
+    for (uint32_t h = 0; h < 3; h++) ms_agent_close(of.agents[h]);
 }
 
 static void test_interfaces_and_ports(void **state)
@@ -581,16 +579,16 @@ static void test_interfaces_and_ports(void **state)
     (void)state;
     cluster of = { 0 };
     begin(&of, 2, (const uint16_t[]){ 0, 1 });
-    ms_keeper_options options = of.options[0];
-    ms_keeper *keeper = NULL;
+    ms_agent_options options = of.options[0];
+    ms_agent *agent = NULL;
     ms_context context;
     ms_context_init(&context, NULL);
-    assert_int_equal(ms_keeper_open(&context, &options, &keeper), MS_ERROR_EXISTS);
+    assert_int_equal(ms_agent_open(&context, &options, &agent), MS_ERROR_EXISTS);
     assert_non_null(strstr(context.error.message, "is in use: choose another one (--port)"));
-    strcpy(options.reach.interface, "none7");
-    assert_int_equal(ms_keeper_open(&context, &options, &keeper), MS_ERROR_ARGUMENT);
+    strcpy(options.endpoint.interface, "none7");
+    assert_int_equal(ms_agent_open(&context, &options, &agent), MS_ERROR_ARGUMENT);
     assert_non_null(strstr(context.error.message, "no interface 'none7'"));
-    for (uint32_t h = 0; h < 2; h++) ms_keeper_close(of.keepers[h]);
+    for (uint32_t h = 0; h < 2; h++) ms_agent_close(of.agents[h]);
 }
 
 int main(void)
@@ -604,7 +602,7 @@ int main(void)
         cmocka_unit_test(test_ranks_that_leave_early_are_named),
         cmocka_unit_test(test_a_host_that_is_lost_is_named),
         cmocka_unit_test(test_strangers_are_turned_away),
-        cmocka_unit_test(test_a_false_first_keeper_is_found),
+        cmocka_unit_test(test_a_false_first_agent_is_found),
         cmocka_unit_test(test_a_wrong_token_is_refused),
         cmocka_unit_test(test_interfaces_and_ports),
     };

@@ -1,4 +1,4 @@
-/* cuda_chain.c: work that comes again and again (ms_engine_set_repeating) on the cuda device, over
+/* cuda_replay.c: work that comes again and again (ms_engine_set_repeating) on the cuda device, over
  * the stand-in for NVIDIA's driver: when it is launched as a graph, that nothing else is computed
  * than without, and what is told of failures. */
 #include "fault_engine.h"
@@ -83,7 +83,7 @@ static void a_run_that_comes_again_is_one_launch(void **state)
     finish(engine);
 }
 
-/* It costs as much one by one, and is left so; what is longer than a chain is more of them. */
+/* It costs as much one by one, and is left so; what is longer than a replay is more of them. */
 static void short_and_long_runs(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* fsdp_rooms.c: the rooms in which a sharded model's memory lies where steps may become graphs: how
- * they are chosen, how many there are, and that nothing else on a rank has a part in it. */
+/* fsdp_static_memory.c: the blocks in which a sharded model's memory is where steps may become
+ * graphs: how they are chosen, how many there are, and that nothing else on a rank has a part in
+ * it. */
 #include "fsdp_support.h"
 
 #include "comm/group.h"
@@ -12,8 +13,8 @@ enum { UNITS = 12, LAG = 2 };
  * a model has units, all dropped. */
 typedef struct bench {
     net net;
-    ms_rooms *rooms;
-    ms_flat *flat;
+    ms_static_memory *rooms;
+    ms_flat_param *flat;
     ms_stream *stream;
     ms_tensor *tensors[UNITS];
     uint32_t numbers[UNITS];
@@ -44,11 +45,14 @@ static void tear_down(bench *b)
 
 static void take(bench *b, int unit)
 {
-    OK(ms_rooms_refill(b->rooms, b->flat, b->tensors[unit], b->stream, &b->numbers[unit]));
-    assert_int_equal(ms_rooms_number(b->rooms, b->tensors[unit]), b->numbers[unit]);
+    OK(ms_static_memory_refill(b->rooms, b->flat, b->tensors[unit], b->stream, &b->numbers[unit]));
+    assert_int_equal(ms_static_memory_number(b->rooms, b->tensors[unit]), b->numbers[unit]);
 }
 
-static void give(bench *b, int unit) { OK(ms_rooms_drop(b->rooms, b->tensors[unit], "the test")); }
+static void give(bench *b, int unit)
+{
+    OK(ms_static_memory_drop(b->rooms, b->tensors[unit], "the test"));
+}
 
 /* Forward, then backward in reversed order, with the next unit gathered ahead. */
 static void run_pass(bench *b, void (*meanwhile)(bench *b, int turn))
@@ -67,7 +71,8 @@ static void equals(int64_t lengths[UNITS], int64_t length)
     for (int i = 0; i < UNITS; i++) lengths[i] = length;
 }
 
-/* As many as are in use at a time, and LAG more. From the second pass on each unit has its room. */
+/* As many as are in use at a time, and LAG more. From the second pass on each unit has its block.
+ */
 static void units_of_one_size_take_turns(void **state)
 {
     (void)state;
@@ -97,7 +102,7 @@ static void units_of_one_size_take_turns(void **state)
     tear_down(&b);
 }
 
-/* A room that was left a moment ago is not taken by another unit while tasks may still use it. */
+/* A block that was left a moment ago is not taken by another unit while tasks may still use it. */
 static void the_last_that_were_dropped_are_left_alone(void **state)
 {
     (void)state;
@@ -115,7 +120,7 @@ static void the_last_that_were_dropped_are_left_alone(void **state)
     tear_down(&b);
 }
 
-/* Rooms that are too small go, so that not each size has its own. */
+/* Blocks that are too small go, so that not each size has its own. */
 static void growing_sizes_do_not_add_up(void **state)
 {
     (void)state;
@@ -154,7 +159,7 @@ static void what_a_rank_does_alone_changes_no_choice(void **state)
     for (int i = 0; i < UNITS; i++) lengths[i] = 500 + 700 * (i * 5 % 7);
     set_up(&one, lengths);
     set_up(&other, lengths);
-    uint32_t ahead = ms_group_standing(other.net.world);
+    uint32_t ahead = ms_group_fixed_address(other.net.world);
     for (int pass = 0; pass < 4; pass++) {
         run_pass(&one, NULL);
         run_pass(&other, do_alone);
@@ -210,10 +215,10 @@ static void work_that_repeats_has_rooms(void **state)
     take(&b, 0);
     void *place = ms_tensor_data(b.tensors[0]);
     give(&b, 0);
-    /* An evaluation between two steps leaves the rooms alone. */
+    /* An evaluation between two steps leaves the blocks alone. */
     b.net.engine->repeating = false;
-    OK(ms_rooms_refill(b.rooms, b.flat, b.tensors[0], b.stream, &b.numbers[0]));
-    assert_int_equal(ms_rooms_number(b.rooms, b.tensors[0]), 0);
+    OK(ms_static_memory_refill(b.rooms, b.flat, b.tensors[0], b.stream, &b.numbers[0]));
+    assert_int_equal(ms_static_memory_number(b.rooms, b.tensors[0]), 0);
     assert_ptr_not_equal(ms_tensor_data(b.tensors[0]), place);
     give(&b, 0);
     b.net.engine->repeating = true;
@@ -227,12 +232,12 @@ static void work_that_repeats_has_rooms(void **state)
 static void two_numbers_are_one(void **state)
 {
     (void)state;
-    assert_int_not_equal(ms_rooms_pair(1, 2), ms_rooms_pair(2, 1));
-    assert_true(ms_rooms_pair(1, 2) > 65535); /* no other memory's */
-    assert_int_equal(ms_rooms_pair(0, 2), 0);
-    assert_int_equal(ms_rooms_pair(2, 0), 0);
-    assert_int_equal(ms_rooms_pair(65536, 2), 0);
-    assert_int_equal(ms_rooms_pair(2, 65536), 0);
+    assert_int_not_equal(ms_static_memory_pair(1, 2), ms_static_memory_pair(2, 1));
+    assert_true(ms_static_memory_pair(1, 2) > 65535); /* no other memory's */
+    assert_int_equal(ms_static_memory_pair(0, 2), 0);
+    assert_int_equal(ms_static_memory_pair(2, 0), 0);
+    assert_int_equal(ms_static_memory_pair(65536, 2), 0);
+    assert_int_equal(ms_static_memory_pair(2, 65536), 0);
 }
 
 int main(void)

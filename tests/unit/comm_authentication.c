@@ -1,5 +1,5 @@
-/* comm_proof.c: two sides show each other that they have one token: what an answer depends on, what
- * is sent, and what a false host gets who records, sends back, or makes up answers. */
+/* comm_authentication.c: two sides show each other that they have one token: what an answer depends
+ * on, what is sent, and what a false host gets who records, sends back, or makes up answers. */
 #include "proof_support.h"
 
 #include <errno.h>
@@ -29,11 +29,11 @@ static void test_answers_are_hmac_sha_256(void **state)
     ms_challenge challenge = { .magic = MS_GREETING_MAGIC };
     uint8_t answer[MS_ANSWER_BYTES], expected[MS_ANSWER_BYTES];
     memset(challenge.nonce, 0xa5, sizeof challenge.nonce);
-    ms_proof_answer(TOKEN, MS_SIDE_VISITOR, &greeting, &challenge, answer);
+    ms_proof_answer(TOKEN, MS_SIDE_CALLER, &greeting, &challenge, answer);
     from_hex("50a677a96fda303270c459b60b8cb5fff82b97fe70c3ce5a4ac7d1ea31a90cc0", expected,
              sizeof expected);
     assert_memory_equal(answer, expected, sizeof answer);
-    ms_proof_answer(TOKEN, MS_SIDE_HOST, &greeting, &challenge, answer);
+    ms_proof_answer(TOKEN, MS_SIDE_LISTENER, &greeting, &challenge, answer);
     from_hex("8de1aece58a2d9d7693d57708f8bcca146923939293a21be7bfd2ae2e8c94043", expected,
              sizeof expected);
     assert_memory_equal(answer, expected, sizeof answer);
@@ -50,7 +50,7 @@ static void test_answers_are_hmac_sha_256(void **state)
 static void test_an_answer_depends_on_everything(void **state)
 {
     (void)state;
-    ms_greeting greeting = greeting_of(MS_PORT_KEEPER, 1), other = greeting;
+    ms_greeting greeting = greeting_of(MS_PORT_AGENT, 1), other = greeting;
     ms_challenge challenge, another;
     uint8_t answer[MS_ANSWER_BYTES], token[MS_TOKEN_BYTES];
     ms_context context;
@@ -58,34 +58,34 @@ static void test_an_answer_depends_on_everything(void **state)
     assert_int_equal(ms_proof_challenge(context.os, &challenge), 0);
     assert_int_equal(ms_proof_challenge(context.os, &another), 0);
     assert_memory_not_equal(challenge.nonce, another.nonce, sizeof another.nonce);
-    ms_proof_answer(TOKEN, MS_SIDE_VISITOR, &greeting, &challenge, answer);
-    assert_true(ms_proof_is(TOKEN, MS_SIDE_VISITOR, &greeting, &challenge, answer));
-    assert_false(ms_proof_is(TOKEN, MS_SIDE_HOST, &greeting, &challenge, answer));
+    ms_proof_answer(TOKEN, MS_SIDE_CALLER, &greeting, &challenge, answer);
+    assert_true(ms_proof_is(TOKEN, MS_SIDE_CALLER, &greeting, &challenge, answer));
+    assert_false(ms_proof_is(TOKEN, MS_SIDE_LISTENER, &greeting, &challenge, answer));
     other.kind = MS_PORT_STARTER;
-    assert_false(ms_proof_is(TOKEN, MS_SIDE_VISITOR, &other, &challenge, answer));
+    assert_false(ms_proof_is(TOKEN, MS_SIDE_CALLER, &other, &challenge, answer));
     other = greeting;
     other.number = 2;
-    assert_false(ms_proof_is(TOKEN, MS_SIDE_VISITOR, &other, &challenge, answer));
+    assert_false(ms_proof_is(TOKEN, MS_SIDE_CALLER, &other, &challenge, answer));
     for (uint32_t bit = 0; bit < 8 * MS_NONCE_BYTES; bit++) {
         other = greeting;
         other.nonce[bit / 8] ^= (uint8_t)(1u << bit % 8);
-        assert_false(ms_proof_is(TOKEN, MS_SIDE_VISITOR, &other, &challenge, answer));
+        assert_false(ms_proof_is(TOKEN, MS_SIDE_CALLER, &other, &challenge, answer));
         another = challenge;
         another.nonce[bit / 8] ^= (uint8_t)(1u << bit % 8);
-        assert_false(ms_proof_is(TOKEN, MS_SIDE_VISITOR, &greeting, &another, answer));
+        assert_false(ms_proof_is(TOKEN, MS_SIDE_CALLER, &greeting, &another, answer));
         memcpy(token, TOKEN, sizeof token);
         token[bit / 8] ^= (uint8_t)(1u << bit % 8);
-        assert_false(ms_proof_is(token, MS_SIDE_VISITOR, &greeting, &challenge, answer));
+        assert_false(ms_proof_is(token, MS_SIDE_CALLER, &greeting, &challenge, answer));
         answer[bit / 8] ^= (uint8_t)(1u << bit % 8);
-        assert_false(ms_proof_is(TOKEN, MS_SIDE_VISITOR, &greeting, &challenge, answer));
+        assert_false(ms_proof_is(TOKEN, MS_SIDE_CALLER, &greeting, &challenge, answer));
         answer[bit / 8] ^= (uint8_t)(1u << bit % 8);
     }
-    assert_true(ms_proof_is(TOKEN, MS_SIDE_VISITOR, &greeting, &challenge, answer));
+    assert_true(ms_proof_is(TOKEN, MS_SIDE_CALLER, &greeting, &challenge, answer));
 }
 
-/* --------------------------------------------------------------- a visitor's side */
+/* --------------------------------------------------------------- a caller's side */
 
-/* A host that does not have to know the token, and what a visitor has sent to it. */
+/* A host that does not have to know the token, and what a caller has sent to it. */
 typedef struct host host;
 struct host {
     int listener;
@@ -109,7 +109,7 @@ static void *host_thread(void *argument)
     host *self = argument;
     int visitor = accept(self->listener, NULL, NULL);
     self->run(self, visitor);
-    /* Whatever else the visitor says before it ends the connection. */
+    /* Whatever else the caller says before it ends the connection. */
     shutdown(visitor, SHUT_WR);
     while (self->count < sizeof self->sent) {
         ssize_t more = recv(visitor, self->sent + self->count, sizeof self->sent - self->count, 0);
@@ -155,8 +155,8 @@ static void greet_and_challenge(host *self, int visitor)
 static void know(host *self, int visitor)
 {
     greet_and_challenge(self, visitor);
-    ms_proof_answer(self->token, MS_SIDE_HOST, (ms_greeting *)(void *)self->sent, &self->challenge,
-                    self->answer);
+    ms_proof_answer(self->token, MS_SIDE_LISTENER, (ms_greeting *)(void *)self->sent,
+                    &self->challenge, self->answer);
     assert_true(send_whole(visitor, self->answer, sizeof self->answer));
 }
 /* It sends what it has sent before. */
@@ -165,7 +165,7 @@ static void replay(host *self, int visitor)
     greet_and_challenge(self, visitor);
     assert_true(send_whole(visitor, self->answer, sizeof self->answer));
 }
-/* It sends back what has come, and the visitor's number as its own. */
+/* It sends back what has come, and the caller's number as its own. */
 static void reflect(host *self, int visitor)
 {
     record(self, visitor, sizeof(ms_greeting));
@@ -200,10 +200,10 @@ static void test_a_host_proves_itself(void **state)
     assert_false(has(&self, TOKEN, 4));
     const ms_greeting *greeting = (ms_greeting *)(void *)self.sent;
     assert_int_equal(greeting->number, 5);
-    assert_true(ms_proof_is(TOKEN, MS_SIDE_VISITOR, greeting, &self.challenge,
+    assert_true(ms_proof_is(TOKEN, MS_SIDE_CALLER, greeting, &self.challenge,
                             self.sent + sizeof *greeting));
     /* Another visit, another number: what was recorded is of no use, neither to a false host that
-     * sends it again nor to a visitor. */
+     * sends it again nor to a caller. */
     ms_greeting first = *greeting;
     self.run = replay;
     assert_int_equal(visit(&self), -EACCES);

@@ -1,4 +1,4 @@
-/* cuda_nodes.c: NUMA nodes of GPUs and the cores of ranks, with a system whose /sys the test
+/* cuda_numa.c: NUMA nodes of GPUs and the cores of ranks, with a system whose /sys the test
  * writes; lists of slices (MIG). */
 #include <errno.h>
 #include <setjmp.h>
@@ -258,18 +258,18 @@ static void lists_of_slices_are_read(void **state)
 {
     (void)state;
     char text[32];
-    assert_int_equal(ms_gpu_slices(NULL), 0);
-    assert_int_equal(ms_gpu_slices(""), 0);
-    assert_int_equal(ms_gpu_slices("0,1"), 0);
-    assert_int_equal(ms_gpu_slices("MIG-a"), 1);
-    assert_int_equal(ms_gpu_slices("MIG-a,MIG-ab,MIG-b"), 3);
-    assert_int_equal(ms_gpu_slices("MIG-a,0"), 0);
-    assert_int_equal(ms_gpu_slices("MIG-a,,MIG-b"), 0);
-    assert_int_equal(ms_gpu_slices("MIG-,MIG-b"), 0);
-    assert_int_equal(ms_gpu_slices("MIG-a,MIG-b,MIG-a"), 0);
-    ms_gpu_slice("MIG-a,MIG-GPU-1/7/0,MIG-b", 1, text, sizeof text);
+    assert_int_equal(ms_mig_slices(NULL), 0);
+    assert_int_equal(ms_mig_slices(""), 0);
+    assert_int_equal(ms_mig_slices("0,1"), 0);
+    assert_int_equal(ms_mig_slices("MIG-a"), 1);
+    assert_int_equal(ms_mig_slices("MIG-a,MIG-ab,MIG-b"), 3);
+    assert_int_equal(ms_mig_slices("MIG-a,0"), 0);
+    assert_int_equal(ms_mig_slices("MIG-a,,MIG-b"), 0);
+    assert_int_equal(ms_mig_slices("MIG-,MIG-b"), 0);
+    assert_int_equal(ms_mig_slices("MIG-a,MIG-b,MIG-a"), 0);
+    ms_mig_slice("MIG-a,MIG-GPU-1/7/0,MIG-b", 1, text, sizeof text);
     assert_string_equal(text, "MIG-GPU-1/7/0");
-    ms_gpu_slice("MIG-a,MIG-GPU-1/7/0,MIG-b", 2, text, sizeof text);
+    ms_mig_slice("MIG-a,MIG-GPU-1/7/0,MIG-b", 2, text, sizeof text);
     assert_string_equal(text, "MIG-b");
 }
 

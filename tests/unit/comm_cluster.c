@@ -1,4 +1,4 @@
-/* comm_hosts.c: collectives over several hosts: the order in which they add, what goes between
+/* comm_cluster.c: collectives over several hosts: the order in which they add, what goes between
  * hosts, messages that fail, and programs that give the bits of one host. */
 #include "comm_support.h"
 
@@ -83,7 +83,7 @@ static double result(const void *context, int64_t i)
     return s->results[i + s->from];
 }
 
-static void adds_by_hosts(rank *self, sum *s, int64_t n, bool heap)
+static void adds_by_nodes(rank *self, sum *s, int64_t n, bool heap)
 {
     ms_tensor *t = NULL, *out = NULL, *part = NULL, *rooted = NULL;
     uint32_t root = self->ranks - 1;
@@ -170,7 +170,7 @@ static void sums(rank *self)
             if (!ranges_are_long() && (i + self->ranks) % 2 != heap) continue;
             s.number = self->number;
             s.results = results[i];
-            adds_by_hosts(self, &s, share_of(&s, i), heap);
+            adds_by_nodes(self, &s, share_of(&s, i), heap);
         }
 }
 
@@ -371,8 +371,8 @@ static void count_bytes(rank *self)
     OK(run_one(self, half, &c));
     OK(run_one(self, self->world, &c));
     OK(ms_engine_sync(self->engine));
-    counted->of_world[self->number] = ms_group_bytes_between_hosts(self->world);
-    counted->of_half[self->number] = ms_group_bytes_between_hosts(half);
+    counted->of_world[self->number] = ms_group_bytes_between_nodes(self->world);
+    counted->of_half[self->number] = ms_group_bytes_between_nodes(half);
     ms_tensor_release(t);
 }
 
@@ -447,9 +447,9 @@ static void a_message_that_fails_ends_the_job(void **state)
             .layout = "0011",
             .run = until_it_fails
         };
-        hosts_job_network(4096, failing);
+        cluster_job_network(4096, failing);
         ms_abort_record cause = run_job(&work, ranks);
-        hosts_job_network(4096, 0);
+        cluster_job_network(4096, 0);
         assert_int_equal(cause.reason, MS_ABORT_RAISED);
         for (int r = 0; r < 4; r++) {
             assert_string_equal(ranks[r].why, "");
@@ -468,19 +468,19 @@ static void a_job_without_mpi_is_refused(void **state)
     (void)state;
     ms_rendezvous_options options = { .ranks = 2, .threads = 1, .heap_bytes = 4 << 20 };
     ms_engine_options of_engine = { .threads = 1, .strict = true };
-    hosts_job *hosts = hosts_job_new(&options, "01");
+    cluster_job *hosts = cluster_job_new(&options, "01");
     ms_engine *engine = NULL;
     ms_group *world = NULL;
     assert_int_equal(ms_engine_new(&of_engine, NULL, &engine), MS_OK);
-    ms_membership membership = { .control = &ms_control_hosts,
-                                 .transport = &ms_transport_hosts,
-                                 .rendezvous = hosts_job_rendezvous(hosts, 0),
+    ms_membership membership = { .control = &ms_control_cluster,
+                                 .transport = &ms_transport_mpi,
+                                 .rendezvous = cluster_job_rendezvous(hosts, 0),
                                  .size = 2 };
     assert_int_equal(ms_comm_new(engine, &membership, &world), MS_ERROR_UNSUPPORTED);
     assert_non_null(strstr(ms_engine_error(engine)->message, "no MPI connects the hosts"));
     assert_null(world);
     ms_engine_free(engine);
-    hosts_job_free(hosts);
+    cluster_job_free(hosts);
 }
 
 /* ---------------------------------------------------------------------- link */

@@ -1,4 +1,4 @@
-/* comm_standstill.c: ranks that all wait for each other are found, whatever they wait in; ranks of
+/* comm_deadlock.c: ranks that all wait for each other are found, whatever they wait in; ranks of
  * which one still does something are left alone. */
 #include "comm_support.h"
 

@@ -1,4 +1,4 @@
-/* hosts_job.c: several hosts in one process. */
+/* cluster_job.c: several hosts in one process. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -6,7 +6,7 @@
 #include <cmocka.h>
 #include <pthread.h>
 
-#include "../hosts_job.h"
+#include "../cluster_job.h"
 #include "comm/control/shm/bell.h"
 #include "comm/control/shm/files.h"
 #include "comm/control/shm/ids.h"
@@ -16,28 +16,28 @@
 #include "comm/transport_table.h"
 #include "thread_mpi.h"
 
-#define HOSTS 10
+#define NODES 10
 #define RANKS 16
 
 /* What one host tells the others. */
-typedef struct mirror {
-    ms_mirror base; /* first */
-    hosts_job *job;
-    uint32_t host;
-} mirror;
+typedef struct replication {
+    ms_replication base; /* first */
+    cluster_job *job;
+    uint32_t node;
+} replication;
 
 /* One rank's own record over the files of its host. */
 typedef struct member {
-    ms_host_files files; /* first */
-    hosts_job *job;
+    ms_shm_files files; /* first */
+    cluster_job *job;
 } member;
 
-struct hosts_job {
+struct cluster_job {
     ms_context context;
-    uint32_t ranks, hosts;
-    uint16_t host_of[RANKS];
-    ms_rendezvous *files[HOSTS];
-    mirror mirrors[HOSTS];
+    uint32_t ranks, nodes;
+    uint16_t node_of[RANKS];
+    ms_rendezvous *files[NODES];
+    replication mirrors[NODES];
     member members[RANKS];
     ms_control control;
     ms_rendezvous_kind kind;
@@ -50,7 +50,7 @@ static struct {
     unsigned failing;
 } network = { .eager_bytes = 4096 };
 
-void hosts_job_network(size_t eager_bytes, unsigned failing)
+void cluster_job_network(size_t eager_bytes, unsigned failing)
 {
     network.eager_bytes = eager_bytes;
     network.failing = failing;
@@ -58,18 +58,18 @@ void hosts_job_network(size_t eager_bytes, unsigned failing)
 
 /* ------------------------------------------------------------------- mirror */
 
-static ms_control_file *control_of(const hosts_job *job, uint32_t host)
+static ms_control_file *control_of(const cluster_job *job, uint32_t node)
 {
-    return ms_host_files_of(job->files[host])->control;
+    return ms_shm_files_of(job->files[node])->control;
 }
 
-static void tell(ms_mirror *base, const void *address, size_t bytes)
+static void tell(ms_replication *base, const void *address, size_t bytes)
 {
-    mirror *from = (mirror *)base;
-    hosts_job *job = from->job;
-    size_t offset = (size_t)((const char *)address - (const char *)control_of(job, from->host));
-    for (uint32_t h = 0; h < job->hosts; h++) {
-        if (h == from->host) continue;
+    replication *from = (replication *)base;
+    cluster_job *job = from->job;
+    size_t offset = (size_t)((const char *)address - (const char *)control_of(job, from->node));
+    for (uint32_t h = 0; h < job->nodes; h++) {
+        if (h == from->node) continue;
         char *to = (char *)control_of(job, h) + offset;
         if (bytes == 8)
             atomic_store((_Atomic uint64_t *)(void *)to,
@@ -78,41 +78,41 @@ static void tell(ms_mirror *base, const void *address, size_t bytes)
             atomic_store((ms_word *)(void *)to, atomic_load((ms_word *)(uintptr_t)address));
         else memcpy(to, address, bytes);
         for (uint32_t r = 0; r < job->ranks; r++)
-            if (job->host_of[r] == h) ms_host_wake_line(&control_of(job, h)->lines[r]);
+            if (job->node_of[r] == h) ms_shm_wake_line(&control_of(job, h)->lines[r]);
     }
 }
 
 /* The end of the job on one host is that of all, which agree on the first cause. */
-static void stir(ms_mirror *base)
+static void stir(ms_replication *base)
 {
-    mirror *from = (mirror *)base;
-    hosts_job *job = from->job;
-    const ms_control_file *control = control_of(job, from->host);
+    replication *from = (replication *)base;
+    cluster_job *job = from->job;
+    const ms_control_file *control = control_of(job, from->node);
     if (atomic_load(&control->aborted) != 2 || atomic_exchange(&job->ended, true)) return;
-    for (uint32_t h = 0; h < job->hosts; h++) {
+    for (uint32_t h = 0; h < job->nodes; h++) {
         ms_control_file *other = control_of(job, h);
         const ms_error *error = &control->record.error;
-        other->verdict = control->record;
+        other->agreed_record = control->record;
         atomic_store(&other->agreed, 1);
-        if (h != from->host)
-            ms_host_end_job(ms_host_files_of(job->files[h]), control->record.reason, error->rank,
-                            error->message);
+        if (h != from->node)
+            ms_shm_end_job(ms_shm_files_of(job->files[h]), control->record.reason, error->rank,
+                           error->message);
     }
 }
 
-static void close_mirror(ms_mirror *base) { (void)base; }
+static void close_replication(ms_replication *base) { (void)base; }
 
 /* ----------------------------------------------------------------- the ranks */
 
 /* The first host has the account. */
 static ms_control_file *account_of(const ms_comm *comm)
 {
-    const ms_host *host = comm->control_state;
-    return control_of(((member *)(void *)host->files)->job, 0);
+    const ms_shm_rank *self = comm->control_state;
+    return control_of(((member *)(void *)self->files)->job, 0);
 }
 static void take_ids(ms_comm *comm, uint32_t parts, ms_ids *ids)
 {
-    ms_host_take_ids(account_of(comm), parts, ids);
+    ms_ids_take(account_of(comm), parts, ids);
 }
 static void give_ids(ms_comm *comm, const ms_ids *ids)
 {
@@ -121,7 +121,7 @@ static void give_ids(ms_comm *comm, const ms_ids *ids)
 
 static void close_nothing(ms_rendezvous *rendezvous) { (void)rendezvous; }
 
-static void wake(void *line) { ms_host_wake_line(line); }
+static void wake(void *line) { ms_shm_wake_line(line); }
 
 static void end_job(ms_engine *engine, const ms_error *error)
 {
@@ -129,9 +129,9 @@ static void end_job(ms_engine *engine, const ms_error *error)
     comm->control->abort(comm, error);
 }
 
-ms_status hosts_job_open(hosts_job *job, ms_engine *engine, uint32_t rank, ms_group **world)
+ms_status cluster_job_open(cluster_job *job, ms_engine *engine, uint32_t rank, ms_group **world)
 {
-    ms_host_files *files = &job->members[rank].files;
+    ms_shm_files *files = &job->members[rank].files;
     ms_mpi_options options = { .timeout_ns = 1800000000000u,
                                .crowded = true,
                                .news = wake,
@@ -143,7 +143,7 @@ ms_status hosts_job_open(hosts_job *job, ms_engine *engine, uint32_t rank, ms_gr
     if (!status)
         status = ms_comm_new(engine,
                              &(ms_membership){ .control = &job->control,
-                                               .transport = &ms_transport_hosts,
+                                               .transport = &ms_transport_mpi,
                                                .rendezvous = &files->base,
                                                .rank = rank,
                                                .size = job->ranks },
@@ -152,49 +152,49 @@ ms_status hosts_job_open(hosts_job *job, ms_engine *engine, uint32_t rank, ms_gr
     return status;
 }
 
-ms_rendezvous *hosts_job_rendezvous(hosts_job *job, uint32_t rank)
+ms_rendezvous *cluster_job_rendezvous(cluster_job *job, uint32_t rank)
 {
     return &job->members[rank].files.base;
 }
 
 /* ---------------------------------------------------------------- the job */
 
-static void make_host(hosts_job *job, const ms_rendezvous_options *options, uint32_t host)
+static void make_host(cluster_job *job, const ms_rendezvous_options *options, uint32_t node)
 {
-    static const char names[HOSTS][MS_HOST_NAME_BYTES] = { "h0", "h1", "h2", "h3", "h4",
+    static const char names[NODES][MS_NODE_NAME_BYTES] = { "h0", "h1", "h2", "h3", "h4",
                                                            "h5", "h6", "h7", "h8", "h9" };
     ms_layout layout = {
-        .hosts = job->hosts, .here = host, .host_of = job->host_of, .names = names
+        .nodes = job->nodes, .here = node, .node_of = job->node_of, .names = names
     };
-    if (ms_host_files_new_among(&job->context, options, &layout, &job->files[host]))
+    if (ms_shm_files_new_among(&job->context, options, &layout, &job->files[node]))
         fail_msg("%s", job->context.error.message);
-    job->files[host]->kind = &job->kind;
-    job->mirrors[host] = (mirror){ .base = { .tell = tell, .stir = stir, .close = close_mirror },
-                                   .job = job,
-                                   .host = host };
-    ms_host_files_of(job->files[host])->mirror = &job->mirrors[host].base;
+    job->files[node]->kind = &job->kind;
+    job->mirrors[node] = (replication){
+        .base = { .tell = tell, .stir = stir, .close = close_replication }, .job = job, .node = node
+    };
+    ms_shm_files_of(job->files[node])->replication = &job->mirrors[node].base;
 }
 
-hosts_job *hosts_job_new(const ms_rendezvous_options *options, const char *layout)
+cluster_job *cluster_job_new(const ms_rendezvous_options *options, const char *layout)
 {
-    hosts_job *job = calloc(1, sizeof *job);
+    cluster_job *job = calloc(1, sizeof *job);
     ms_context_init(&job->context, NULL);
     pthread_mutex_init(&job->opening, NULL);
     job->ranks = options->ranks;
     assert_true(job->ranks <= RANKS && strlen(layout) == job->ranks);
     for (uint32_t r = 0; r < job->ranks; r++) {
-        job->host_of[r] = (uint16_t)(layout[r] - '0');
-        if (job->host_of[r] >= job->hosts) job->hosts = job->host_of[r] + 1u;
+        job->node_of[r] = (uint16_t)(layout[r] - '0');
+        if (job->node_of[r] >= job->nodes) job->nodes = job->node_of[r] + 1u;
     }
-    job->control = ms_control_host;
+    job->control = ms_control_shm;
     job->control.take_ids = take_ids;
     job->control.give_ids = give_ids;
-    job->kind = ms_rendezvous_host;
+    job->kind = ms_rendezvous_shm;
     job->kind.control = &job->control;
     job->kind.close = close_nothing;
-    for (uint32_t h = 0; h < job->hosts; h++) make_host(job, options, h);
+    for (uint32_t h = 0; h < job->nodes; h++) make_host(job, options, h);
     for (uint32_t r = 0; r < job->ranks; r++) {
-        job->members[r].files = *ms_host_files_of(job->files[job->host_of[r]]);
+        job->members[r].files = *ms_shm_files_of(job->files[job->node_of[r]]);
         job->members[r].files.base.references = 1;
         job->members[r].job = job;
     }
@@ -202,12 +202,12 @@ hosts_job *hosts_job_new(const ms_rendezvous_options *options, const char *layou
     return job;
 }
 
-void hosts_job_free(hosts_job *job)
+void cluster_job_free(cluster_job *job)
 {
     for (uint32_t r = 0; r < job->ranks; r++)
         if (job->members[r].files.mpi) ms_mpi_close(&job->context, job->members[r].files.mpi, NULL);
     thread_mpi_end();
-    for (uint32_t h = 0; h < job->hosts; h++) ms_host_files_close(job->files[h]);
+    for (uint32_t h = 0; h < job->nodes; h++) ms_shm_files_close(job->files[h]);
     pthread_mutex_destroy(&job->opening);
     free(job);
 }

@@ -1,4 +1,4 @@
-/* cuda_outside.c: what is offloaded from a GPU's memory, over the stand-in for NVIDIA's driver. */
+/* cuda_offload.c: what is offloaded from a GPU's memory, over the stand-in for NVIDIA's driver. */
 #include "cuda_support.h"
 
 #include <string.h>

@@ -1,4 +1,5 @@
-/* mpi_poster.c: the thread that calls MPI, over a stub of an MPI whose calls fail or hang. */
+/* mpi_progress_thread.c: the thread that calls MPI, over a stub of an MPI whose calls fail or hang.
+ */
 #include "comm/mpi/load.h"
 #include "comm/mpi/progress_thread.h"
 
@@ -349,7 +350,7 @@ static int status_of(const char *name, const char *how, uint64_t limit_ns)
     assert_true(child >= 0);
     if (child == 0) {
         setenv("CMOCKA_TEST_ABORT", "1", 1);
-        execl("/proc/self/exe", "mpi_poster", name, how, limit, (char *)NULL);
+        execl("/proc/self/exe", "mpi_progress_thread", name, how, limit, (char *)NULL);
         _exit(127);
     }
     assert_int_equal(waitpid(child, &status, 0), child);

@@ -1,11 +1,11 @@
-/* hostlist.c: reads the hosts of a job from a list or from a file. */
-#include "comm/job/hostlist.h"
+/* node_list.c: reads the nodes of a job from a list or from a file. */
+#include "comm/job/node_list.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-/* The bytes that a list may have; a file with more is no list of hosts. */
+/* The bytes that a list may have; a file with more is no list of nodes. */
 #define TEXT_MAX (1 << 20)
 
 #define EXPECTED "expected a host, as node1, node1:4, node[01-03]:4 or [fd00::1]:4"
@@ -16,10 +16,10 @@ typedef struct reader {
     const char *file; /* NULL: a list of the command line */
     uint32_t line;
     const char *begin, *at, *end; /* of the list, or of the line */
-    ms_host_list list;
+    ms_node_list list;
 } reader;
 
-/* A host as it is written. */
+/* A node as it is written. */
 typedef struct element {
     const char *at, *end;        /* the name, of an address without its brackets */
     bool is_address, is_counted; /* is_counted: its ranks are given, after ':' */
@@ -96,7 +96,7 @@ static ms_status read_ranks(reader *text, uint32_t *out)
                   began < text->end && *began == ':' ? "; an IPv6 address stands in brackets" : "");
 }
 
-/* ---------------------------------------------------------------- hosts */
+/* ---------------------------------------------------------------- nodes */
 
 static bool is_same(const char *left, const char *right)
 {
@@ -104,29 +104,29 @@ static bool is_same(const char *left, const char *right)
     return *left == *right;
 }
 
-/* Adds a host that stands at one->at in the text, alone or as one of several. */
+/* Adds a node that is at one->at in the text, alone or as one of several. */
 static ms_status add(reader *text, const element *one, const char *name, size_t bytes)
 {
-    ms_host_list *list = &text->list;
-    if (list->count == MS_LISTED_HOSTS_MAX)
-        return refuse(text, one->at, "a job has at most %d hosts", MS_LISTED_HOSTS_MAX);
+    ms_node_list *list = &text->list;
+    if (list->count == MS_LISTED_NODES_MAX)
+        return refuse(text, one->at, "a job has at most %d hosts", MS_LISTED_NODES_MAX);
     if (list->ranks + one->ranks > MS_LISTED_RANKS_MAX)
         return refuse(text, one->at, "a job has at most %d ranks", MS_LISTED_RANKS_MAX);
-    void *hosts = list->hosts;
-    ms_status status = ms_grow(text->context, &hosts, &list->capacity, (size_t)list->count + 1,
-                               sizeof *list->hosts);
+    void *nodes = list->nodes;
+    ms_status status = ms_grow(text->context, &nodes, &list->capacity, (size_t)list->count + 1,
+                               sizeof *list->nodes);
     if (status) return status;
-    list->hosts = hosts;
-    ms_listed_host *host = &list->hosts[list->count];
-    memcpy(host->name, name, bytes);
-    host->name[bytes] = '\0';
-    host->ranks = one->ranks;
-    /* Names of hosts do not depend on case. */
+    list->nodes = nodes;
+    ms_listed_node *node = &list->nodes[list->count];
+    memcpy(node->name, name, bytes);
+    node->name[bytes] = '\0';
+    node->ranks = one->ranks;
+    /* Names of nodes do not depend on case. */
     for (uint32_t i = 0; i < list->count; i++)
-        if (is_same(list->hosts[i].name, host->name))
+        if (is_same(list->nodes[i].name, node->name))
             return refuse(text, one->at,
                           "the host '%s' is named twice: name it once, with all its ranks",
-                          host->name);
+                          node->name);
     list->count++;
     list->ranks += one->ranks;
     return MS_OK;
@@ -178,7 +178,7 @@ static ms_status add_range(reader *text, const element *one, const brackets *aro
     }
 }
 
-/* The hosts of one element: several where the name has brackets. */
+/* The nodes of one element: several where the name has brackets. */
 static ms_status add_all(reader *text, const element *one)
 {
     const size_t bytes = (size_t)(one->end - one->at);
@@ -321,27 +321,27 @@ static ms_status read_lines(reader *text)
                    text->file, EXPECTED);
 }
 
-static ms_status parse(reader *text, ms_host_list *out)
+static ms_status parse(reader *text, ms_node_list *out)
 {
     if (text->end - text->begin > TEXT_MAX)
         return ms_fail(text->context, MS_ERROR_ARGUMENT, "%.200s has more than %d bytes",
                        text->file ? text->file : "--hosts", TEXT_MAX);
     ms_status status = text->file ? read_lines(text) : read_list(text);
-    if (status) ms_host_list_free(text->context, &text->list);
+    if (status) ms_node_list_free(text->context, &text->list);
     else *out = text->list;
     return status;
 }
 
 /* ---------------------------------------------------------------- public */
 
-ms_status ms_host_list_parse(ms_context *context, const char *text, size_t bytes, ms_host_list *out)
+ms_status ms_node_list_parse(ms_context *context, const char *text, size_t bytes, ms_node_list *out)
 {
     reader all = { .context = context, .begin = text, .at = text, .end = text + bytes };
     return parse(&all, out);
 }
 
-ms_status ms_host_list_parse_file(ms_context *context, const char *file, const char *text,
-                                  size_t bytes, ms_host_list *out)
+ms_status ms_node_list_parse_file(ms_context *context, const char *file, const char *text,
+                                  size_t bytes, ms_node_list *out)
 {
     reader all = {
         .context = context, .file = file, .begin = text, .at = text, .end = text + bytes
@@ -349,10 +349,10 @@ ms_status ms_host_list_parse_file(ms_context *context, const char *file, const c
     return parse(&all, out);
 }
 
-void ms_host_list_free(ms_context *context, ms_host_list *list)
+void ms_node_list_free(ms_context *context, ms_node_list *list)
 {
-    ms_release(context, list->hosts);
-    *list = (ms_host_list){ 0 };
+    ms_release(context, list->nodes);
+    *list = (ms_node_list){ 0 };
 }
 
 /* Reads what fits into the buffer. */
@@ -372,20 +372,20 @@ static ms_status read_file(ms_context *context, const char *path, char *buffer, 
     return moved < 0 ? ms_fail_os(context, (int)moved, "cannot read the hosts of", path) : MS_OK;
 }
 
-ms_status ms_host_list_read(ms_context *context, const char *argument, ms_host_list *out)
+ms_status ms_node_list_read(ms_context *context, const char *argument, ms_node_list *out)
 {
     const ms_os *os = context->os;
     ms_file_info info;
     void *buffer = NULL;
     size_t bytes = 0;
-    /* No name of a host has a slash. */
+    /* No name of a node has a slash. */
     bool is_file =
         strchr(argument, '/') || (os->info(os->user, argument, &info) == 0 && !info.is_directory);
-    if (!is_file) return ms_host_list_parse(context, argument, strlen(argument), out);
+    if (!is_file) return ms_node_list_parse(context, argument, strlen(argument), out);
     ms_status status = ms_allocate(context, TEXT_MAX + 1, "the file of hosts", &buffer);
     if (status) return status;
     status = read_file(context, argument, buffer, TEXT_MAX + 1, &bytes);
-    if (!status) status = ms_host_list_parse_file(context, argument, buffer, bytes, out);
+    if (!status) status = ms_node_list_parse_file(context, argument, buffer, bytes, out);
     ms_release(context, buffer);
     return status;
 }
