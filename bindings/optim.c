@@ -1,5 +1,5 @@
-/* optim.c: steps of the native optimizers, clipping and unscaling in Lua. Groups and schedules are
- * lua/moonshard/optim/init.lua's. */
+/* optim.c: steps of the native optimizers, clipping and unscaling in Lua. Groups and schedules are in
+ * lua/moonshard/optim/optimizer.lua and step.lua. */
 #include "bindings/optim.h"
 
 #include <string.h>

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "comm/collective.h"
+#include "comm/names.h"
 
 /* Records come from memory that another process writes, so values are not trusted. The names of
  * kinds and operations check their numbers themselves. */

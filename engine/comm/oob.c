@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "comm/collective.h"
+#include "comm/issue.h"
 #include "comm/control_table.h"
 
 /* Frees the results that were read, or that no host will read, once control has written them. It
@@ -101,7 +101,8 @@ static ms_status issue(ms_group *group, ms_comm_args *args, const ms_collective 
                        ms_shared *shared)
 {
     ms_comm *comm = group->comm;
-    ms_status status = ms_group_issue(group, args, call, &shared->ready);
+    ms_status status = ms_group_prepare(group, args, call);
+    if (!status) status = ms_group_issue(group, args, call, &shared->ready);
     if (status) {
         ms_release(ms_engine_context(comm->engine), shared);
         return status;

@@ -1,5 +1,6 @@
 /* sync.c: what ranks do before the first step: compare their parameters, and copy rank 0's values
- * to all ranks. */
+ * to all ranks. The Lua part of fsdp copies parameters and buffers of sharded models with
+ * ms_ddp_broadcast, too; it is all that sharded models use of ddp/. */
 #include "moonshard/ddp.h"
 
 #include <stdio.h>

@@ -10,7 +10,22 @@
  * The shard's storage is cut into a part for each piece, whose version grows when an optimizer
  * steps the piece. One more element follows the shard, which no collective reads. Empty pieces are
  * windows on that element, so that the step of a parameter of which this rank has no numbers
- * changes a version too. */
+ * changes a version too.
+ *
+ * The whole flat parameter is one storage, with a part for each parameter. The tensors of
+ * parameters become windows on it while their unit is used (ms_tensor_reshape_onto), and windows on
+ * the shard afterwards. After its use the storage is dropped. Before its next use it is refilled,
+ * perhaps at another address. So handles and graphs stay valid.
+ *
+ * Precision: a flat parameter has two forms (ms_form), one in the dtype of computing and one in the
+ * dtype of the shards, which summon and evaluation in full precision use. Gathers fill one of them
+ * at a time. A gather of the first form casts the shard before it travels. There is one bucket, in
+ * the dtype of the reduction, for the gradients of either form.
+ *
+ * Offload: shards, reduced gradients and the optimizer's states are in the engine's second pool
+ * (ms_storage_new_offloaded). A gather copies the shard to the device's memory first (`cast`), and
+ * that copy travels. The reduction's stream copies its result back. Reductions, steps and norms
+ * are the same tasks as without offloading, so they give the same bits. */
 #include "fsdp/flat_param.h"
 
 #include <stdio.h>

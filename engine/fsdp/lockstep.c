@@ -15,7 +15,12 @@
  *
  * A unit whose backward runs on some rank is not reduced yet: that rank's gradients are not
  * complete. Each rank tells in which units its backward is. Where ranks wait for each other in this
- * way, their gradients stay whole, as without synchronization, until the end of the backward. */
+ * way, their gradients stay whole, as without synchronization, until the end of the backward.
+ *
+ * This is done with find_unused and in a join only, by one exchange between hosts (ms_group_share)
+ * before each collective. Elsewhere the comparison of collectives finds ranks whose orders differ
+ * (unit.c). What ranks without inputs repeat between passes (clipping, steps) is in
+ * lua/moonshard/parallel/fsdp/join.lua, which uses ms_fsdp_call and ms_fsdp_follow. */
 #include "fsdp/lockstep.h"
 
 #include <string.h>

@@ -9,7 +9,10 @@
  *
  * A recomputed forward has a backward of its own, inside of the outer one, in which no gradient of
  * a parameter is added up: the outer one does that when the inner one has ended. So inputs of a
- * recomputed forward tell nothing, and the gradients of its parameters tell all. */
+ * recomputed forward tell nothing, and the gradients of its parameters tell all.
+ *
+ * In forward, lua/moonshard/parallel/fsdp/module_hooks.lua calls ms_fsdp_before_forward and
+ * ms_fsdp_after_forward around the calls of a unit's modules. */
 #include "fsdp/module_hooks.h"
 
 #include "fsdp/lockstep.h"

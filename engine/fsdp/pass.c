@@ -6,7 +6,11 @@
  * The first is the one that is launched first. Which unit's backward ends last is not known before
  * the end where units may stay unused. So a unit that may be the last is held back: until the next
  * one is due, or backward has ended. Chains without such links launch at once. All of this depends
- * on the order in which units are reduced, which is the same on all ranks. */
+ * on the order in which units are reduced, which is the same on all ranks.
+ *
+ * The times of a pass (meter/pass_times.h, meter/gather_times.h) begin and end here; stats.c gives
+ * them out. Once a reduction is enqueued to which backward adds no more, `on_reduced` is called
+ * with its bucket. Optimizers that step before backward ends are called in this way. */
 #include "fsdp/pass.h"
 
 #include <stdio.h>

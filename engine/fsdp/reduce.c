@@ -5,7 +5,12 @@
  * if it computes in that dtype. Otherwise each parameter's gradient, once it is whole, is cast and
  * added there. Its memory is taken when the unit's backward begins and
  * given back once the reduction is enqueued. Without a reduction (a pass that is not synchronized)
- * it stays, and the next backward adds to it. */
+ * it stays, and the next backward adds to it.
+ *
+ * Each trainable flat parameter has one bucket. Its kind is the model's: reduce_scatter, or hybrid
+ * where several ranks hold the same shard. The chain (ms_chain_run) or the script's hook reduces
+ * it, and the result is checked (ms_bucket_check_result), as in ddp/launch.c. So every link works
+ * on sharded models, too. */
 #include "fsdp/reduce.h"
 
 #include <math.h>

@@ -5,7 +5,12 @@
  * guess of the next. Entries say for each recorded use what is gathered when it begins and when it
  * has ended, and whether the unit stays gathered. A pass follows the entries as long as its uses
  * are the recorded ones. From the first other use on it gathers ahead as without entries: results
- * are right in any case. All ranks make the same uses, so all gather in the same order. */
+ * are right in any case. All ranks make the same uses, so all gather in the same order.
+ *
+ * Entries come from a mode (ms_schedule_fill) or from a plan (ms_fsdp_set_plan).
+ * lua/moonshard/parallel/fsdp/prefetch.lua asks planners for plans, checks them, and compares them
+ * over the ranks. Plans are made from the times of uses (meter/gather_times.h); the planner "tuned"
+ * compares plans by forecast.c. */
 #include "fsdp/schedule.h"
 
 #include <string.h>

@@ -1,12 +1,18 @@
 /* state.h: the inside of a sharded model. For fsdp/ only.
  *
- * The files call downwards in this order: model (making, asking), shard (shards as one tensor),
- * stats, edges (a unit's forward and backward), agree (which unit comes next, where ranks use
- * different ones), pass (what is of a whole pass), reduce (gradients of a unit), filled (which
- * parameters have one after a pass), outer (gradients of uses outside of units), partial
- * (reductions within the shard group only), unit (gathering, handles), extend (gathers that send
- * something else than shards), near (parts that stay after forward), gathers (their times), flat
- * (memory), blocks (memory that is the same in each step).
+ * An engine keeps the list of its sharded models in the slot MS_SLOT_FSDP.
+ *
+ * The files call downwards in this order: model.c (making, asking), stats.c, summon.c (whole
+ * parameters outside of passes), shard.c (shards as one tensor), module_hooks.c (a unit's forward
+ * and backward), schedule.c (gathers ahead), lockstep.c (which unit comes next, where ranks use
+ * different ones), pass.c (what is of a whole pass), reduce.c (gradients of a unit), outer.c
+ * (gradients of uses outside of units), filled.c (which parameters have a gradient after a pass),
+ * partial.c (reductions within the shard group only), unit.c (gathering, handles), gather_codec.c
+ * (gathers that send something else than shards), secondary_shard.c (parts that stay after
+ * forward), gradients.c (whole gradients), flat_param.c (memory), static_memory.c (memory that is
+ * the same in each step). There are two exceptions. pass.c tells schedule.c that a pass begins or
+ * is given up. flat_param.c makes and frees what secondary_shard.c and gradients.c keep in a flat
+ * parameter. forecast.c calls no other file.
  */
 #ifndef MOONSHARD_FSDP_STATE_H
 #define MOONSHARD_FSDP_STATE_H

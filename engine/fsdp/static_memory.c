@@ -1,11 +1,24 @@
 /* static_memory.c: blocks for what a model takes and gives back in each step (ms_static_block), so
  * that what repeats finds the same memory in each step and may become graphs: tasks
- * (ms_engine_set_repeating), and collectives (ms_comm_use_graphs).
+ * (ms_engine_set_repeating), and collectives (ms_comm_use_graphs). The model's own tasks then come
+ * with the same arguments from the first steps on.
  *
  * Which block a tensor gets depends on the model's own takes and drops alone, which are the same on
  * all ranks. It does not depend on what else a rank keeps in memory, nor on what its streams have
  * waited for. So whether two calls have the same memory is the same on all ranks, although the
- * addresses differ.
+ * addresses differ. The pool cannot promise that: one rank alone may save a model, which changes
+ * where its pool has free memory. It could then not launch a graph of NCCL that the other ranks
+ * launch.
+ *
+ * Blocks are used for whole flat parameters, casts, wires and gradients. There are none in joins,
+ * with find_unused, during a summon, and for parameters of a group of their own: there ranks may
+ * take and drop memory in different orders. Collectives are launched as graphs only where native
+ * links reduce a bucket in place, since a script may replace a buffer on one rank alone. Gathers by
+ * an extension (gather_codec.c), gathers within the near group, and reductions by rows, which send
+ * a copy, are launched by themselves.
+ *
+ * Live memory and the predicted peak are the same with blocks as without them. What the pool
+ * reserves was between 12% less and 10% more in small models.
  *
  * A tensor goes to the block that it had before, if that is not in use. Otherwise it goes to the
  * smallest one that is large enough and whose user was dropped before the last `lag` drops. These

@@ -1,5 +1,14 @@
-/* summon.c: whole parameters outside of passes, for good (unwrap) or for a while (summon), and
- * giving up a pass that failed. */
+/* summon.c: whole parameters outside of passes, for good (unwrap) or for a while (summon), the
+ * values of models that were made on "meta", and giving up a pass that failed.
+ *
+ * A summon with `offload` keeps whole parameters in the second pool. They take the place of
+ * form.whole until the summon ends.
+ *
+ * Values of a model on "meta" are made for one unit at a time, between ms_fsdp_begin_values and
+ * ms_fsdp_end_values, so that a rank has one whole unit in memory beside its shards. Values that
+ * are in files are read after ms_fsdp_have_values: each rank reads its own pieces.
+ * tensor/initial.c records what makes the values, lua/moonshard/nn/delayed.lua makes them, and
+ * lua/moonshard/parallel/fsdp/values.lua goes from unit to unit. */
 #include "fsdp/flat_param.h"
 
 #include "fsdp/gradients.h"

@@ -1,4 +1,13 @@
-/* unit.c: a unit's memory and handles: gathering, using, releasing, resharding. */
+/* unit.c: a unit's memory and handles: gathering, using, releasing, resharding.
+ *
+ * A gather is an all_gather from the shard to the whole flat parameter, on channel 2, as a restore
+ * (ms_collective.restore): tensors that forward saved stay valid while the shard is unchanged. An
+ * ms_inflight limits how many gathers are under way, and their bytes. Copies before a gather
+ * (casts, offloaded shards) run on the stream "gather.in". The ordering of rows after it runs on
+ * the stream "gather.out". So the next gather runs meanwhile.
+ *
+ * A gather carries the number of its unit (ms_collective.bucket). So the comparison of collectives
+ * finds ranks that gather different units, also where these have one size. */
 #include "fsdp/unit.h"
 
 #include "fsdp/flat_param.h"

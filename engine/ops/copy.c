@@ -2,15 +2,16 @@
  *
  * None of these operators saves a tensor: their gradients are the incoming gradient itself, moved
  * or cast. */
-#include "ops/copy.h"
+
+#include "ops/copy_args.h"
 
 #include <math.h>
 #include <string.h>
 
 #include "moonshard/ops.h"
 #include "tensor/op.h"
-#include "ops/reduce.h"
 #include "ops/values.h"
+#include "ops/sum_to.h"
 
 /* Copies source into tensor as a restore: the version stays if the source has not been written
  * since the drop. Both calls of ms_tensor_restoring enclose one copy, also when it fails: the state

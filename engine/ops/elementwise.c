@@ -9,15 +9,16 @@
  * Saved is what the derivative needs and costs the least to keep. Where the derivative can be
  * written in terms of the result (exp, sqrt, relu, tanh, sigmoid), the result is saved: it exists
  * anyway, and the input's memory can be freed or overwritten in place. */
-#include "ops/elementwise.h"
+
+#include "ops/elementwise_args.h"
 
 #include <math.h>
 #include <string.h>
 
 #include "moonshard/ops.h"
 #include "tensor/op.h"
-#include "ops/reduce.h"
 #include "ops/values.h"
+#include "ops/sum_to.h"
 
 /* ---------------------------------------------------------------- the table */
 

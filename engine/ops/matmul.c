@@ -12,9 +12,9 @@
 #include "exec/engine.h"
 #include "moonshard/ops.h"
 #include "ops/autocast.h"
-#include "ops/reduce.h"
 #include "ops/values.h"
 #include "tensor/op.h"
+#include "ops/sum_to.h"
 
 /* --------------------------------------------------------------- the kernel */
 

@@ -4,7 +4,8 @@
  * A reduction walks rows: the input as [outer, n, inner], reduced along n (rows.h). Reducing
  * everything is a single row. Sums are made in an order that the shape decides, so they repeat bit
  * for bit. */
-#include "ops/reduce.h"
+
+#include "ops/reduce_args.h"
 
 #include <math.h>
 #include <string.h>
@@ -15,6 +16,7 @@
 #include "ops/rows.h"
 #include "ops/select.h"
 #include "ops/values.h"
+#include "ops/sum_to.h"
 
 /* ------------------------------------------------------------------- shapes */
 
@@ -87,40 +89,9 @@ static ms_status spread(ms_tensor *small, const ms_op_gradient *gradient, ms_ten
 
 /* ------------------------------------------------------------ the reduction */
 
-/* How rows are reduced, apart from what they are: see ms_reduce_args. mean: divide by n. One task
- * of one kernel serves all kinds, so that a device has one reduction to write. */
-typedef struct reduce_call {
-    ms_reduce_kind kind;
-    double power, root;
-    bool mean;
-    ms_dtype dtype;
-} reduce_call;
-
-/* Enqueues the reduction of rows of `in` into `out`, which is contiguous. how->dtype is the dtype
- * of out. One FLOP is counted for each element, whatever the kind. Reading the input is what takes
- * time. */
-static ms_status enqueue_reduce(ms_engine *engine, const reduce_call *how, const ms_rows *rows,
-                                ms_tensor *in, ms_tensor *out)
-{
-    ms_reduce_args args = { .rows = *rows,
-                            .out = ms_tensor_data(out),
-                            .in = ms_tensor_data(in),
-                            .power = how->power,
-                            /* A mean over nothing divides 0 by 0: it is NaN. */
-                            .divisor = how->mean ? (double)rows->n : 1,
-                            .root = how->root,
-                            .kind = (uint8_t)how->kind,
-                            .dtype = (uint8_t)ms_tensor_dtype(in),
-                            .out_dtype = (uint8_t)how->dtype };
-    ms_task_cost cost = { .flops = (double)ms_tensor_count(in),
-                          .bytes = ms_tensor_bytes(in) + ms_tensor_bytes(out) };
-    return ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_reduce), &args, &in, 1,
-                             &out, 1, cost);
-}
-
 /* Reduces the call's input into `out`, which has the reduced shape. No result, no task; with
  * results the task runs even where n is 0, as it writes what a sum of nothing is. */
-static ms_status reduce_into(ms_op_call *call, const reduction *what, const reduce_call *how,
+static ms_status reduce_into(ms_op_call *call, const reduction *what, const ms_reduce_call *how,
                              ms_tensor *out)
 {
     ms_tensor *in = NULL;
@@ -128,14 +99,14 @@ static ms_status reduce_into(ms_op_call *call, const reduction *what, const redu
     if (ms_tensor_count(out) == 0) return MS_OK;
     ms_status status = rows_of(call, what, &in, &rows);
     if (status) return status;
-    status = enqueue_reduce(call->engine, how, &rows, in, out);
+    status = ms_reduce_rows(call->engine, how, &rows, in, out);
     ms_tensor_release(in);
     return status;
 }
 
 /* Makes the call's output and reduces into it; *out is borrowed. The output is made first, so a
  * failure later leaves it to ms_op_run to release. */
-static ms_status reduce(ms_op_call *call, const reduce_call *how, ms_tensor **out)
+static ms_status reduce(ms_op_call *call, const ms_reduce_call *how, ms_tensor **out)
 {
     reduction what;
     ms_status status = reduction_of(call, &what);
@@ -150,9 +121,9 @@ static ms_status sum_forward(ms_op_call *call)
     ms_dtype dtype = ms_tensor_dtype(call->inputs[0]);
     ms_tensor *out = NULL;
     return reduce(call,
-                  &(reduce_call){ .kind = MS_REDUCE_ADD,
-                                  .root = 1,
-                                  .dtype = ms_dtype_is_float(dtype) ? dtype : MS_I64 },
+                  &(ms_reduce_call){ .kind = MS_REDUCE_ADD,
+                                     .root = 1,
+                                     .dtype = ms_dtype_is_float(dtype) ? dtype : MS_I64 },
                   &out);
 }
 
@@ -164,9 +135,9 @@ static ms_status mean_forward(ms_op_call *call)
     ms_tensor *out = NULL;
     if (!ms_dtype_is_float(dtype))
         return ms_op_refuse(call, "a mean needs f32, f16 or bf16: cast first");
-    return reduce(call,
-                  &(reduce_call){ .kind = MS_REDUCE_ADD, .root = 1, .mean = true, .dtype = dtype },
-                  &out);
+    return reduce(
+        call, &(ms_reduce_call){ .kind = MS_REDUCE_ADD, .root = 1, .mean = true, .dtype = dtype },
+        &out);
 }
 
 /* dx = g, repeated along what was summed. Nothing is computed and no memory is taken. */
@@ -195,80 +166,6 @@ static ms_status mean_backward(ms_op_gradient *gradient)
 
 /* ------------------------------------------------- undoing a broadcast: sum_to */
 
-/* Sums dimensions first .. last-1 of a tensor; they have size 1 in *out, which is owned. The
- * dimension stays in the shape with size 1, so that the numbers of the other dimensions do not
- * shift between two calls. */
-static ms_status sum_between(ms_engine *engine, ms_tensor *tensor, uint32_t first, uint32_t last,
-                             ms_tensor **out)
-{
-    const reduce_call sum = { .kind = MS_REDUCE_ADD, .root = 1, .dtype = ms_tensor_dtype(tensor) };
-    int64_t shape[MS_DIMS_MAX];
-    ms_tensor *in = NULL, *sums = NULL;
-    ms_rows rows;
-    for (uint32_t d = 0; d < ms_tensor_dims(tensor); d++)
-        shape[d] = d >= first && d < last ? 1 : ms_tensor_shape(tensor)[d];
-    ms_status status = ms_tensor_new(engine, sum.dtype, ms_tensor_dims(tensor), shape, &sums);
-    if (!status && ms_tensor_count(sums) > 0) {
-        status = ms_rows_take(engine, tensor, first, last, &in, &rows);
-        if (!status) status = enqueue_reduce(engine, &sum, &rows, in, sums);
-    }
-    ms_tensor_release(in);
-    if (!status) *out = sums;
-    else ms_tensor_release(sums);
-    return status;
-}
-
-/* Whether dimension d of a result was repeated to reach its size from that of the operand `to`, or
- * is not there in `to`. A size of 1 that stayed 1 was not repeated, and summing it would cost a
- * task. */
-static bool is_repeated(const ms_tensor *result, const ms_tensor_info *to, uint32_t d)
-{
-    /* Leading dimensions that the operand has not. */
-    uint32_t lead = ms_tensor_dims(result) - to->dims;
-    return d < lead || (to->shape[d - lead] == 1 && ms_tensor_shape(result)[d] != 1);
-}
-
-/* The transpose of a broadcast: an element that was used several times gets the sum of the
- * gradients of its uses. Leading dimensions that the operand has not are summed and dropped at the
- * end, when the contiguous sums are seen in the operand's shape. Shapes are aligned at the last
- * dimension, as in ms_shape_broadcast. The usual case, equal shapes, costs a reference. */
-ms_status ms_op_sum_to(ms_engine *engine, ms_tensor *gradient, const ms_tensor_info *to,
-                       ms_tensor **out)
-{
-    ms_tensor *now = ms_tensor_retain(gradient);
-    uint32_t dims = ms_tensor_dims(gradient);
-    /* Nothing was broadcast. */
-    if (ms_shape_equal(dims, ms_tensor_shape(gradient), to->dims, to->shape)) {
-        *out = now;
-        return MS_OK;
-    }
-    /* From the last dimension; neighbours that are all summed are summed at once. */
-    for (uint32_t last = dims; last > 0;) {
-        uint32_t first = last - 1;
-        if (!is_repeated(gradient, to, first)) {
-            last = first;
-            continue;
-        }
-        while (first > 0 && is_repeated(gradient, to, first - 1)) first--;
-        ms_tensor *next = NULL;
-        ms_status status = sum_between(engine, now, first, last, &next);
-        ms_tensor_release(now);
-        if (status) return status;
-        now = next;
-        last = first;
-    }
-    /* `now` is contiguous here: it is the result of at least one sum. */
-    int64_t strides[MS_DIMS_MAX], step = 1;
-    for (uint32_t d = to->dims; d-- > 0;) {
-        strides[d] = step;
-        step *= to->shape[d] > 0 ? to->shape[d] : 1;
-    }
-    /* A view: leading sizes of 1 are dropped without a copy. */
-    ms_status status = ms_tensor_window(now, to->dims, to->shape, strides, 0, out);
-    ms_tensor_release(now);
-    return status;
-}
-
 /* -------------------------------------------------------------- any and every */
 
 /* Any is the greatest of 0 and 1, every the least. They reduce everything, whatever the attributes
@@ -282,7 +179,7 @@ static ms_status truth_forward(ms_op_call *call, ms_reduce_kind kind)
     /* Backward never reads them, since the operator has none. */
     call->attributes.reduce.all = true;
     call->attributes.reduce.keep = false;
-    return reduce(call, &(reduce_call){ .kind = kind, .root = 1, .dtype = MS_BOOL }, &out);
+    return reduce(call, &(ms_reduce_call){ .kind = kind, .root = 1, .dtype = MS_BOOL }, &out);
 }
 
 /* The two differ in the kind of the reduction only. */
@@ -334,11 +231,11 @@ static ms_status extreme_forward(ms_op_call *call, bool least)
     if (!status) status = refuse_nothing(call, &what);
     if (!status) status = ms_op_output(call, 0, dtype, what.dims, what.shape, &out);
     if (!status)
-        status = reduce_into(call, &what,
-                             &(reduce_call){ .kind = least ? MS_REDUCE_LEAST : MS_REDUCE_GREATEST,
-                                             .root = 1,
-                                             .dtype = dtype },
-                             out);
+        status = reduce_into(
+            call, &what,
+            &(ms_reduce_call){
+                .kind = least ? MS_REDUCE_LEAST : MS_REDUCE_GREATEST, .root = 1, .dtype = dtype },
+            out);
     /* Without a gradient to come the second pass over the input is spared. */
     if (status || !call->record) return status;
     status = ms_tensor_new(call->engine, MS_I64, what.dims, what.shape, &found);
@@ -416,12 +313,12 @@ static ms_status norm_forward(ms_op_call *call)
         return ms_op_refuse(call, "a norm needs f32, f16 or bf16: cast first");
     if (!(p > 0)) return ms_op_refuse(call, "p is %g: it must be above 0 (infinity is allowed)", p);
     /* Any other p costs a logarithm and an exponential for each element. */
-    reduce_call how = { .kind = MS_REDUCE_ADD_POWERS, .power = p, .root = p, .dtype = MS_F32 };
-    if (p == 1) how = (reduce_call){ .kind = MS_REDUCE_ADD_ABS, .root = 1, .dtype = MS_F32 };
+    ms_reduce_call how = { .kind = MS_REDUCE_ADD_POWERS, .power = p, .root = p, .dtype = MS_F32 };
+    if (p == 1) how = (ms_reduce_call){ .kind = MS_REDUCE_ADD_ABS, .root = 1, .dtype = MS_F32 };
     else if (p == 2)
-        how = (reduce_call){ .kind = MS_REDUCE_ADD_SQUARES, .root = 2, .dtype = MS_F32 };
+        how = (ms_reduce_call){ .kind = MS_REDUCE_ADD_SQUARES, .root = 2, .dtype = MS_F32 };
     else if (isinf(p))
-        how = (reduce_call){ .kind = MS_REDUCE_GREATEST_ABS, .root = 1, .dtype = MS_F32 };
+        how = (ms_reduce_call){ .kind = MS_REDUCE_GREATEST_ABS, .root = 1, .dtype = MS_F32 };
     ms_status status = reduce(call, &how, &out);
     if (!status) status = ms_op_save(call, in);
     if (!status) status = ms_op_save(call, out);

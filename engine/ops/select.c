@@ -12,6 +12,7 @@
 #include "ops/backend.h"
 #include "tensor/op.h"
 #include "ops/values.h"
+#include "ops/sum_to.h"
 
 /* The dtypes of an index. The kernels read these three; u16 is what a data set of tokens is stored
  * as, which spares a cast. */

@@ -2,7 +2,7 @@
 #ifndef MOONSHARD_OPS_SELECT_H
 #define MOONSHARD_OPS_SELECT_H
 
-#include "ops/reduce.h"
+#include "ops/reduce_args.h"
 
 /* gather: small[o, k, i] = whole[o, index[o, k, i], i]; scatter and scatter_add: the other way
  * round. Strides in elements. Where indices repeat, scatter keeps the last value and scatter_add

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "ops/backend.h"
-#include "ops/copy.h"
+#include "ops/copy_args.h"
 #include "tensor/op.h"
 
 /* ------------------------------------------------------------------ windows */

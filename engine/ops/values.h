@@ -6,7 +6,7 @@
 #ifndef MOONSHARD_OPS_VALUES_H
 #define MOONSHARD_OPS_VALUES_H
 
-#include "ops/elementwise.h"
+#include "ops/elementwise_args.h"
 
 /* Whether writing `out` position by position would change what other positions of `in` still have
  * to give: they share memory, and are not the same window. */

@@ -4,7 +4,6 @@
  * Views cost the host a struct and the device nothing. An output shares inputs[0]'s storage, so a
  * write through one is seen through the other. Gradients of views are views of the incoming
  * gradient where the operator is invertible, and a new tensor otherwise. */
-#include "ops/reduce.h"
 
 #include <string.h>
 
@@ -12,6 +11,7 @@
 #include "ops/values.h"
 #include "tensor/op.h"
 #include "tensor/state.h"
+#include "ops/sum_to.h"
 
 /* A window on inputs[0] as the only output. ms_tensor_window checks what it may reach, so a mistake
  * in strides is an error and no access outside. */

@@ -4,7 +4,7 @@
  * A kernel of another device must move bits unchanged and write only the positions of the loop. A
  * source that is contiguous along another dimension than the target is the case that needs care:
  * each side should touch whole cache lines or memory segments. */
-#include "ops/copy.h"
+#include "ops/copy_args.h"
 
 #include "ops/backend.h"
 #include "ops/cpu/strided.h"

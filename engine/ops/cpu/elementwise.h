@@ -3,7 +3,7 @@
 #define MOONSHARD_OPS_CPU_ELEMENTWISE_H
 
 #include "ops/cpu/isa.h"
-#include "ops/elementwise.h"
+#include "ops/elementwise_args.h"
 
 /* The scalar attributes of an operator in both computing types, converted once per task. */
 typedef struct ms_elementwise_scalars {

@@ -3,7 +3,7 @@
 #define MOONSHARD_OPS_CPU_REDUCE_H
 
 #include "ops/cpu/isa.h"
-#include "ops/reduce.h"
+#include "ops/reduce_args.h"
 
 #define MS_REDUCE_BLOCK 2048 /* elements that are added in f32; blocks are added in f64 */
 #define MS_REDUCE_ROWS 32    /* likewise, of a column */

@@ -2,7 +2,7 @@
 #ifndef MOONSHARD_OPS_CUDA_COPY_H
 #define MOONSHARD_OPS_CUDA_COPY_H
 
-#include "ops/copy.h"
+#include "ops/copy_args.h"
 
 typedef struct ms_cuda_copy_call {
     ms_copy_args c;

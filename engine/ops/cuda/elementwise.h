@@ -2,7 +2,7 @@
 #ifndef MOONSHARD_OPS_CUDA_ELEMENTWISE_H
 #define MOONSHARD_OPS_CUDA_ELEMENTWISE_H
 
-#include "ops/elementwise.h"
+#include "ops/elementwise_args.h"
 
 /* A row is the innermost dimension of the loop. Chunks of 8 elements are taken where each operand
  * is along the row, or has one element for all of it, and all accesses of chunks are aligned. The

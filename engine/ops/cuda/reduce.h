@@ -2,7 +2,7 @@
 #ifndef MOONSHARD_OPS_CUDA_REDUCE_H
 #define MOONSHARD_OPS_CUDA_REDUCE_H
 
-#include "ops/reduce.h"
+#include "ops/reduce_args.h"
 
 /* A unit is a part of a row, `part_rows` elements long. Units of rows are reduced by `width`
  * threads: a power of two up to 32, or a whole block. With several parts `partial` holds what the

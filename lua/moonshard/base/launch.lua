@@ -1,7 +1,7 @@
 -- What the launcher passes to the recipe: arguments and switches of the command line. And how a run
 -- ends with an exit code.
 
---- Functions that only the program has, not a host with the library: main.c in bindings/program
+--- Functions that only the program has, not an application with the library: main.c in bindings/program
 --- fills this table before any other module is loaded.
 ---@class ms.Process
 ---@field program string path of the executable
@@ -25,7 +25,7 @@
 
 local launch = {
   ---@type ms.Process?
-  process = package.loaded["moonshard.process"], -- nil: the program is the host's
+  process = package.loaded["moonshard.process"], -- nil: the program is the application's
   arguments = {},        -- key=value, as text
   help = false,          -- print the recipe's options and stop
   config_file = nil,     -- --config
@@ -38,7 +38,7 @@ local launch = {
   save = false,          -- a checkpoint was requested: it is taken after the step that runs
   tune = nil,            -- --tune: "yes"; --no-tune: "no"
   saved = false,         -- a checkpoint was started after a request to stop
-  owns_state = false,    -- the program made this Lua state; a host's own state is left alone
+  owns_state = false,    -- the program made this Lua state; an application's own state is left alone
   log_every = nil,       -- --log-every
   -- `moonshard check`: nothing is written or printed, and values are zeros that decide nothing
   checking = false,

@@ -4,7 +4,7 @@ local launch = require "moonshard.base.launch"
 
 local live = { shown = false }           -- shown: the cursor is at the end of the line
 
---- Whether lines can be rewritten in place. Only the program (not a host) can tell.
+--- Whether lines can be rewritten in place. Only the program (not an application) can tell.
 ---@return boolean
 function live.is_terminal() return launch.process ~= nil and launch.process.is_terminal() end
 

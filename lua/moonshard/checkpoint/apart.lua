@@ -188,7 +188,7 @@ local function random_apart(all)
 end
 
 --- Looks for what ranks hold differently. What is found goes from `whole` to `parts`. Returns what
---- the manifest has of it; nil: nothing differs. All ranks call it. Blocks for the hosts of the
+--- the manifest has of it; nil: nothing differs. All ranks call it. Blocks for the threads of the
 --- others.
 ---@param things table<string, any>
 ---@param values table<string, any> as encoded; what differs is taken out

@@ -267,13 +267,13 @@ local function leave(process, code, message)
   return code, own and ("rank %d%s"):format(whose, own)
 end
 
---- Runs a recipe in this Lua state: for hosts and for `moonshard run`.
+--- Runs a recipe in this Lua state: for applications and for `moonshard run`.
 ---@param file string
 ---@param arguments string[] key=value
 ---@return integer code, string? message
 function cli.recipe(file, arguments)
   own_state()
-  -- The process belongs to the host: os.exit in a recipe ends the recipe only.
+  -- The process belongs to the application: os.exit in a recipe ends the recipe only.
   os.exit = function(code) -- luacheck: ignore 122
     require "moonshard.base.launch".exit(math.tointeger(code) or (code == false and 1 or 0),
       "the recipe called os.exit")

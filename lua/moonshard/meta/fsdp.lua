@@ -70,8 +70,8 @@
 --- "all": each pass reduces between replicas too. "local": nothing travels, as in no_sync, and as
 --- accumulate of a ddp model; whole gradients stay in memory.
 ---@field accumulate? "local"|"shard"|"all"
---- true: ranks may use different units. At each edge, hosts tell each other which unit they need
---- next, and all take part in its gather or reduction, so hosts wait for each other and nothing is
+--- true: ranks may use different units. At each edge, ranks tell each other which unit they need
+--- next, and all take part in its gather or reduction, so ranks wait for each other and nothing is
 --- gathered ahead. Every rank runs as many forwards and backwards of the model. Without it all
 --- ranks use the same units in the same order; another order ends the job, with the unit and the
 --- ranks.
@@ -140,7 +140,7 @@
 --- find_unused: those that this rank has used since zero_grad, and those that only other ranks have
 --- used. A parameter that no rank has used has none (nil), whether others of its unit were used or
 --- not, as in one process. Optimizers pass over it: neither decay nor momentum moves it. For this,
---- hosts tell each other at the end of a backward what they have used. Only a rank that has left
+--- ranks tell each other at the end of a backward what they have used. Only a rank that has left
 --- out a member of a unit that it used waits for the answers.
 ---
 --- A piece is refused by what needs the whole parameter (products, lookups, norms, attention,
@@ -218,7 +218,7 @@
 ---@field copy_overlap_ms number       of these, while another gather ran
 ---@field peak_bytes integer           the most memory that this rank has used so far
 ---@field prefetch ms.PrefetchStats
---- With find_unused, and in a join, in the last pass: how often hosts have told each other what
+--- With find_unused, and in a join, in the last pass: how often ranks have told each other what
 --- they need next, and for how long this one has waited for the others.
 ---@field agreements { count: integer, wait_ms: number }
 --- Of the last backward; with a strategy that gathers ahead in forward, of the last pass.
@@ -277,7 +277,7 @@
 ---@field set_replica_sync fun(self, yes: boolean)
 --- Runs f with this rank's inputs, of which ranks may have different numbers (also in evaluation).
 --- Then this rank takes part in the passes of the others with zeros, and clips and steps its shards
---- as they do, until all ranks have run out of inputs. Hosts wait for each other at each edge, as
+--- as they do, until all ranks have run out of inputs. Ranks wait for each other at each edge, as
 --- with find_unused. divisor "live": means are over the ranks that have inputs left, "all" (the
 --- default): over all. stop: all ranks raise as soon as one has no inputs left.
 --- ```lua

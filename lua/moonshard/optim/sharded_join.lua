@@ -76,14 +76,14 @@ function joined.send(optimizer, group, ranks, settings, only_if)
   end)
 end
 
---- For a rank that has inputs but does not send: all hosts of the group must take part in the
+--- For a rank that has inputs but does not send: all ranks of the group must take part in the
 --- exchange of the text. Blocks as `follow` does.
 ---@param group ms.Group
 ---@param from integer
 function joined.stand_by(group, from) group:_share_text("", from, "join") end
 
 --- For a rank without inputs left: takes its part of a step of the other ranks. Blocks until the
---- sending rank's host has made its call.
+--- sending rank has made its call.
 ---@param number integer
 ---@param group ms.Group
 ---@param from integer

@@ -338,8 +338,8 @@ function Group:_members()
   return list
 end
 
---- Shares a few numbers among the hosts of all ranks, over a channel that waits for no computation.
---- Blocks until the hosts of the other ranks have made the same call. In a group without other
+--- Exchanges a few numbers of all ranks out of band, over a channel that waits for no computation.
+--- Blocks until the other ranks have made the same call. In a group without other
 --- ranks the result is that of ranks that all bring these numbers.
 ---@param form "sum"|"all_gather"
 ---@param dtype "i32"|"i64"|"f32"

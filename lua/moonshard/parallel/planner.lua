@@ -154,7 +154,7 @@ end
 
 --- The means of these numbers over the ranks that have numbers, so that all ranks plan with equal
 --- times; nil if no rank has any. The second result is the number of ranks whose `yes` is true.
---- Blocks until the hosts of the other ranks have made the same call.
+--- Blocks until the other ranks have made the same call.
 ---@param s ms.GradientSource
 ---@param numbers number[]? as many on all ranks; nil: this rank has none
 ---@param count integer

@@ -1,4 +1,4 @@
-/* link_ops.c: work of streams, and when it runs. */
+/* work.c: work of streams, and when it runs. */
 #include "work.h"
 
 #include <stdio.h>

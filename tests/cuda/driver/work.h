@@ -1,4 +1,4 @@
-/* link_ops.h: what the files of the stand-in share: work, streams, events. */
+/* work.h: what the files of the stand-in share: work, streams, events. */
 #ifndef MOONSHARD_TEST_CUDA_WORK_H
 #define MOONSHARD_TEST_CUDA_WORK_H
 
@@ -121,7 +121,7 @@ int begin_relaxed(const char *call, const char *words);
 int begin_never(const char *call, const char *words);
 void count_left(int change);
 
-/* link_ops.c */
+/* work.c */
 extern order_clock host; /* what the host knows to be over */
 extern uint64_t seed;
 uint64_t draw(void);

@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "comm/collective.h"
+#include "comm/issue.h"
 #include "comm/control/shm/bell.h"
 #include "comm/control/shm/ledger.h"
 #include "comm/control/shm/record.h"

@@ -1,7 +1,7 @@
 /* open.c: the transport between the ranks of a node joins and leaves. */
 #include "comm/transport/shm/open.h"
 
-#include "comm/collective.h"
+#include "comm/issue.h"
 #include "comm/control/shm/files.h"
 #include "comm/transport/shm/host_staging.h"
 #include "comm/transport/shm/one_gpu.h"

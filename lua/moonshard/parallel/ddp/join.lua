@@ -27,13 +27,13 @@ local LIVE <const>, SYNC <const>, BUFFERS <const>, REBUILD <const> = 1, 2, 4, 8
 local OF_LIVE <const>, STOP <const>, STEP <const>, NUMBER <const> = 16, 32, 64, 7
 local MANY <const> = 1000  -- after so many steps without own inputs, a rank logs a warning
 
--- Sends this rank's word. The answer waits for the other ranks' hosts, not for computation.
+-- Sends this rank's word. The answer waits for the other ranks' host threads, not for computation.
 local function send_word(s, word)
   s.joining.answer = s.group:_share_begin("all_gather", "i32", { word }, "join")
 end
 
 -- The words of all ranks, the number of ranks that have inputs, and the highest of these ranks
--- (nil: there is none). Blocks until the other ranks' hosts have sent theirs.
+-- (nil: there is none). Blocks until the other ranks have sent theirs.
 local function read_words(s)
   local j = s.joining
   local words = s.group:_share_end("all_gather", "i32", 1, j.answer)

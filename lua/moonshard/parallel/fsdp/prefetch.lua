@@ -32,7 +32,7 @@ local Prefetch = planners.kind("ms.Prefetch", "prefetch plan")
 
 --- A planner for gathers ahead. every: passes for which a plan holds, unless the order of uses
 --- changes. Planning waits until the pass before the last has ended on the device, because it uses
---- the times of that pass, and for the hosts of the other ranks.
+--- the times of that pass, and for the other ranks.
 ---@param given ms.PrefetchPlanner
 ---@return ms.Prefetch
 function prefetch.prefetch(given) return planners.make(Prefetch, "prefetch", given) end

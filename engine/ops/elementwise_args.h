@@ -1,7 +1,7 @@
-/* elementwise.h: one function of up to three operands at each position: arguments of the kernels,
+/* elementwise_args.h: one function of up to three operands at each position: arguments of the kernels,
  * and how operators call them. */
-#ifndef MOONSHARD_OPS_ELEMENTWISE_H
-#define MOONSHARD_OPS_ELEMENTWISE_H
+#ifndef MOONSHARD_OPS_ELEMENTWISE_ARGS_H
+#define MOONSHARD_OPS_ELEMENTWISE_ARGS_H
 
 #include "ops/backend.h"
 #include "ops/loop.h"

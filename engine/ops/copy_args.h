@@ -1,6 +1,6 @@
-/* copy.h: arguments of the copying kernels, and copying for other operators. */
-#ifndef MOONSHARD_OPS_COPY_H
-#define MOONSHARD_OPS_COPY_H
+/* copy_args.h: arguments of the copying kernels. */
+#ifndef MOONSHARD_OPS_COPY_ARGS_H
+#define MOONSHARD_OPS_COPY_ARGS_H
 
 #include "moonshard/tensor.h"
 #include "ops/loop.h"

@@ -1,6 +1,6 @@
-/* reduce.h: arguments of the reducing kernels, and what other operators use of them. */
-#ifndef MOONSHARD_OPS_REDUCE_H
-#define MOONSHARD_OPS_REDUCE_H
+/* reduce_args.h: arguments of the reducing kernels. */
+#ifndef MOONSHARD_OPS_REDUCE_ARGS_H
+#define MOONSHARD_OPS_REDUCE_ARGS_H
 
 #include "tensor/op.h"
 #include "ops/rows.h"
@@ -59,11 +59,5 @@ typedef struct ms_histogram_args {
     double low, high;
     uint8_t dtype;
 } ms_histogram_args;
-
-/* The gradient summed over the dimensions along which an operand like `to` was broadcast, in that
- * operand's shape; the gradient itself (retained) if there are none. Keeps the gradient's dtype.
- * Caller releases. */
-ms_status ms_op_sum_to(ms_engine *engine, ms_tensor *gradient, const ms_tensor_info *to,
-                       ms_tensor **out);
 
 #endif
