@@ -10,6 +10,8 @@
 #include "bindings/call.h"
 #include "bindings/group.h"
 #include "bindings/link.h"
+#include "bindings/enter.h"
+#include "bindings/handles.h"
 #include "bindings/runtime.h"
 #include "bindings/script.h"
 

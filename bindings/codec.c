@@ -3,6 +3,7 @@
 
 #include "bindings/arguments.h"
 #include "bindings/operators.h"
+#include "bindings/enter.h"
 #include "bindings/runtime.h"
 #include "bindings/script.h"
 

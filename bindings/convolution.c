@@ -2,7 +2,7 @@
 #include "bindings/convolution.h"
 
 #include "bindings/arguments.h"
-#include "bindings/runtime.h"
+#include "bindings/enter.h"
 #include "bindings/script.h"
 
 /* Sizes of windows: far above any that is of use, and their products fit 63 bits. */
@@ -81,7 +81,7 @@ static const ms_method methods[] = {
 };
 
 /* The table of tensor methods is on top; ms_open_operators has put it there. */
-void ms_open_windows(lua_State *L, int runtime)
+void ms_open_convolution(lua_State *L, int runtime)
 {
-    ms_lua_add_methods(L, runtime, methods, sizeof methods / sizeof *methods);
+    ms_lua_add_tensor_methods(L, runtime, methods, sizeof methods / sizeof *methods);
 }

@@ -4,6 +4,6 @@
 
 #include "bindings/operators.h"
 
-void ms_open_windows(lua_State *L, int runtime);
+void ms_open_convolution(lua_State *L, int runtime);
 
 #endif

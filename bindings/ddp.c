@@ -8,6 +8,7 @@
 #include "bindings/group.h"
 #include "bindings/link.h"
 #include "bindings/reductions.h"
+#include "bindings/enter.h"
 #include "bindings/runtime.h"
 #include "bindings/script.h"
 #include "moonshard/ddp.h"

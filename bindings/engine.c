@@ -2,13 +2,13 @@
  * has. */
 #include "bindings/engine.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "bindings/arguments.h"
 #include "bindings/call.h"
-#include "bindings/job_join.h"
 #include "bindings/rates.h"
+#include "bindings/enter.h"
+#include "bindings/fields.h"
 #include "bindings/runtime.h"
 #include "bindings/script.h"
 #include "moonshard/comm.h"
@@ -178,20 +178,6 @@ static int configure(lua_State *L)
     return 0;
 }
 
-/* Sets field `name` of the table on top of the stack. */
-static void set_text(lua_State *L, const char *name, const char *value)
-{
-    lua_pushstring(L, value);
-    lua_setfield(L, -2, name);
-}
-
-/* For the tables of this file's functions, which are on top of the stack. */
-static void set_integer(lua_State *L, const char *name, lua_Integer value)
-{
-    lua_pushinteger(L, value);
-    lua_setfield(L, -2, name);
-}
-
 /* core.memory() -> { live =, peak =, reserved =, offload_live =, offload_peak = in bytes, waits =
  * how often a stream waited for memory }. Of this rank's pools. enter_inside, because planners may
  * ask: it reads numbers and enqueues nothing. */
@@ -199,12 +185,12 @@ static int memory(lua_State *L)
 {
     ms_memory m = ms_engine_memory(ms_lua_enter_inside(L));
     lua_createtable(L, 0, 6);
-    set_integer(L, "live", (lua_Integer)m.live);
-    set_integer(L, "peak", (lua_Integer)m.peak);
-    set_integer(L, "reserved", (lua_Integer)m.reserved);
-    set_integer(L, "waits", (lua_Integer)m.waits);
-    set_integer(L, "offload_live", (lua_Integer)m.offload_live);
-    set_integer(L, "offload_peak", (lua_Integer)m.offload_peak);
+    ms_lua_set_integer(L, "live", (lua_Integer)m.live);
+    ms_lua_set_integer(L, "peak", (lua_Integer)m.peak);
+    ms_lua_set_integer(L, "reserved", (lua_Integer)m.reserved);
+    ms_lua_set_integer(L, "waits", (lua_Integer)m.waits);
+    ms_lua_set_integer(L, "offload_live", (lua_Integer)m.offload_live);
+    ms_lua_set_integer(L, "offload_peak", (lua_Integer)m.offload_peak);
     return 1;
 }
 
@@ -290,170 +276,6 @@ static int flops(lua_State *L)
     return 1;
 }
 
-/* Adds "eth0 10.0.0.7" to the list on top of the stack. */
-static void add_interface(void *to, const char *interface, const char *address)
-{
-    lua_State *L = to;
-    lua_pushfstring(L, "%s %s", interface, address);
-    lua_rawseti(L, -2, (lua_Integer)lua_rawlen(L, -2) + 1);
-}
-
-/* Sets devices = { "cpu", "cuda" }, gpus = a list of { name, major, minor, multiprocessors,
- * memory_bytes }, gpu_driver, the version of CUDA that the driver is for, or why there is none,
- * and, where there are GPUs, gpu_blas and gpu_dnn, the libraries of products and of attention or
- * why they cannot be used. The driver is asked only where the system shows a GPU, or a driver was
- * named, since a process that has asked must not fork. */
-static void push_devices(lua_State *L)
-{
-    enum { SHOWN = 64 };
-    ms_gpu gpus[SHOWN];
-    ms_error error;
-    uint32_t count = 0, driver = 0;
-    const ms_os *os = ms_os_posix();
-    bool asks = ms_has_gpu(os) || os->environment(os->user, "MOONSHARD_CUDA_DRIVER");
-    ms_status status = asks ? ms_gpus(os, gpus, SHOWN, &count, &driver, &error) : MS_OK;
-    lua_createtable(L, 2, 0);
-    lua_pushstring(L, "cpu");
-    lua_rawseti(L, -2, 1);
-    if (count > 0 && !status) {
-        lua_pushstring(L, "cuda");
-        lua_rawseti(L, -2, 2);
-    }
-    lua_setfield(L, -2, "devices");
-    lua_createtable(L, (int)count, 0);
-    for (uint32_t i = 0; i < count && i < SHOWN && !status; i++) {
-        lua_createtable(L, 0, 8);
-        set_text(L, "name", gpus[i].name);
-        set_text(L, "pci", gpus[i].pci);
-        if (gpus[i].node >= 0) set_integer(L, "node", gpus[i].node);
-        lua_pushboolean(L, gpus[i].is_slice);
-        lua_setfield(L, -2, "slice");
-        set_integer(L, "major", gpus[i].major);
-        set_integer(L, "minor", gpus[i].minor);
-        set_integer(L, "multiprocessors", gpus[i].multiprocessors);
-        set_integer(L, "memory_bytes", (lua_Integer)gpus[i].memory_bytes);
-        lua_rawseti(L, -2, (lua_Integer)i + 1);
-    }
-    lua_setfield(L, -2, "gpus");
-    if (status) lua_pushstring(L, error.message);
-    else if (asks) lua_pushfstring(L, "CUDA %d.%d", (int)driver / 1000, (int)driver % 1000 / 10);
-    else lua_pushstring(L, "this machine shows no GPU of NVIDIA");
-    lua_setfield(L, -2, "gpu_driver");
-    if (count == 0) return;
-    char text[1200];
-    (void)ms_gpu_blas(os, text, sizeof text);
-    set_text(L, "gpu_blas", text);
-    (void)ms_gpu_dnn(os, text, sizeof text);
-    set_text(L, "gpu_dnn", text);
-}
-
-/* core.has_gpu() -> whether the system shows a GPU of NVIDIA; the driver is not asked. */
-static int has_gpu(lua_State *L)
-{
-    lua_pushboolean(L, ms_has_gpu(NULL));
-    return 1;
-}
-
-/* core.gpu_nccl() -> the NCCL that ranks on GPUs would use, with its path, or why there is none. It
- * is large, and core.info does not load it to be asked. */
-static int gpu_nccl(lua_State *L)
-{
-    char text[1200];
-    (void)ms_gpu_nccl(NULL, text, sizeof text);
-    lua_pushstring(L, text);
-    return 1;
-}
-
-/* graph = { graphs, launches, replayed, alone, why, differs }: see ms_engine_repeats. A text that
- * is
- * "" there is nil. */
-static void push_graph(lua_State *L, const ms_engine *engine)
-{
-    ms_repeats repeats;
-    ms_engine_repeats(engine, &repeats);
-    const struct {
-        const char *name;
-        uint64_t count;
-    } fields[] = { { "graphs", repeats.graphs },
-                   { "launches", repeats.launches },
-                   { "replayed", repeats.replayed },
-                   { "alone", repeats.alone } };
-    const char *const texts[][2] = { { "why", repeats.why }, { "differs", repeats.differs } };
-    lua_createtable(L, 0, 6);
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        lua_pushinteger(L, (lua_Integer)fields[i].count);
-        lua_setfield(L, -2, fields[i].name);
-    }
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
-        if (!*texts[i][1]) continue;
-        lua_pushstring(L, texts[i][1]);
-        lua_setfield(L, -2, texts[i][0]);
-    }
-    lua_setfield(L, -2, "graph");
-}
-
-/* attention = { cudnn, fast, own, refused }: how many tasks of attention a GPU got, and whose
- * kernels they are; fast: those of cuDNN that add up in no certain order; refused: see
- * ms_attention_counts. */
-static void push_attention(lua_State *L, const ms_engine *engine)
-{
-    ms_attention_counts counts = ms_engine_attention_counts(engine);
-    if (strcmp(ms_engine_device(engine), "cuda") != 0) return;
-    lua_createtable(L, 0, 4);
-    set_integer(L, "cudnn", (lua_Integer)counts.cudnn);
-    set_integer(L, "fast", (lua_Integer)counts.fast);
-    set_integer(L, "own", (lua_Integer)counts.own);
-    set_integer(L, "refused", (lua_Integer)counts.refused);
-    lua_setfield(L, -2, "attention");
-}
-
-/* gpu = the place in `gpus` of the one on which this engine computes. */
-static void push_gpu(lua_State *L, const ms_engine *engine)
-{
-    if (strcmp(ms_engine_device(engine), "cuda") != 0) return;
-    set_integer(L, "gpu", (lua_Integer)ms_engine_device_index(engine) + 1);
-}
-
-/* core.info() -> what the machine has, and what the engine uses of it. The machine is asked again
- * in each call, through the table of the system. mpi: the modules for MPIs that are there, or
- * false. NCCL is large, so it is not loaded to be asked for its version. */
-static int info(lua_State *L)
-{
-    ms_engine *engine = ms_lua_enter_inside(L);
-    const ms_os *os = ms_os_posix();
-    ms_machine machine = { .cores = 0 };
-    int failed = os->machine(os->user, &machine);
-    if (failed) return ms_lua_error(L, "info: the machine's description cannot be read");
-    lua_createtable(L, 0, 16);
-    set_text(L, "cpu", machine.cpu);
-    set_integer(L, "cores", machine.cores);
-    set_integer(L, "threads", ms_engine_threads(engine));
-    set_integer(L, "memory_bytes", (lua_Integer)machine.memory_bytes);
-    set_text(L, "kernels", ms_isa_name(ms_engine_isa(engine)));
-    set_text(L, "blas", ms_engine_blas());
-    set_text(L, "blas_isa", ms_engine_is_sim(engine) ? "" : ms_engine_blas_isa(engine));
-    set_text(L, "device", ms_engine_device(engine));
-    push_devices(L);
-    push_gpu(L, engine);
-    push_attention(L, engine);
-    push_graph(L, engine);
-    if (ms_engine_memory_beside(engine))
-        set_integer(L, "memory_beside", (lua_Integer)ms_engine_memory_beside(engine));
-    /* A machine without a network, or that does not say, has none. */
-    lua_newtable(L);
-    (void)os->addresses(os->user, add_interface, L);
-    lua_setfield(L, -2, "interfaces");
-    ms_lua_push_modules(L);
-    lua_setfield(L, -2, "mpi");
-    set_text(L, "nccl", "2.28 or later, loaded when it is asked for");
-    set_text(L, "lua", LUA_RELEASE);
-    lua_pushboolean(L, ms_lua_runtime(L)->settings.tf32
-                           && strcmp(ms_engine_device(engine), "cuda") == 0);
-    lua_setfield(L, -2, "tf32");
-    set_text(L, "version", MS_VERSION);
-    return 1;
-}
-
 /* core.device() -> the name of the engine's device, or "meta" where new tensors are made there.
  * Planners and libraries ask it as well, hence enter_inside. */
 static int device(lua_State *L)
@@ -471,113 +293,11 @@ static int is_sim(lua_State *L)
     return 1;
 }
 
-/* core.exit_code(message) -> what the command line exits with for this error. The error may have
- * passed through code that added text, so the noted message is searched in it. The error is a
- * string by the time it arrives here, so its status is gone: ms_lua_note_exit has kept the message
- * with the code. "not enough memory" is Lua's own error, which never passed through the engine. */
-static int exit_code(lua_State *L)
-{
-    const ms_runtime *runtime = ms_lua_runtime(L);
-    const char *message = luaL_checkstring(L, 1);
-    int code = ms_lua_is_noted(runtime, message) ? runtime->exit_code : 1;
-    lua_pushinteger(L, strstr(message, "not enough memory") ? 8 : code);
-    return 1;
-}
-
 /* core.in_hook() -> whether a hook runs, in which nothing may block. Futures ask it to decide
  * whether a callback may run now or must wait for the hook's end. */
 static int in_hook(lua_State *L)
 {
     lua_pushboolean(L, ms_lua_runtime(L)->hook_depth > 0);
-    return 1;
-}
-
-/* core.is_library(source) -> whether a function's source (of debug.getinfo) is the library's.
- * Planners of the library are named in reports, and those of users get the place of their
- * definition. */
-static int is_library(lua_State *L)
-{
-    const ms_runtime *runtime = ms_lua_runtime(L);
-    size_t bytes = runtime->library_prefix_bytes;
-    const char *source = luaL_checkstring(L, 1);
-    lua_pushboolean(L, bytes > 0 && strncmp(source, runtime->library_prefix, bytes) == 0);
-    return 1;
-}
-
-/* core.line(): the user's line, for messages of the library. */
-static int line(lua_State *L)
-{
-    char text[160];
-    ms_lua_line(L, text, sizeof text);
-    lua_pushstring(L, text);
-    return 1;
-}
-
-/* core.traceback(error) -> where an error that came out of a callback was raised, or nil. The stack
- * of the callback is gone when its error is raised again, so the handler of call.c keeps its
- * traceback. */
-static int traceback(lua_State *L)
-{
-    luaL_checkany(L, 1);
-    if (!ms_lua_traceback(L, 1)) lua_pushnil(L);
-    return 1;
-}
-
-/* core.raise(message, code?): raises with the user's line in front. Lua's own error() would name a
- * line of the library, since its levels count all functions and not those of the user. code: what
- * the program exits with if the script does not handle the error, 1 unless given. */
-static int raise(lua_State *L)
-{
-    const char *message = luaL_checkstring(L, 1);
-    if (!lua_isnoneornil(L, 2)) {
-        ms_runtime *runtime = ms_lua_runtime(L);
-        runtime->exit_code = (int)luaL_checkinteger(L, 2);
-        snprintf(runtime->exit_message, sizeof runtime->exit_message, "%s", message);
-    }
-    return ms_lua_error(L, "%s", message);
-}
-
-/* core.refuse(message, code) -> nil, message, code: what the environment's failure means for a run
- * that ends with it is noted. The code is one of the environment's ("not_found", "corrupt" ...). If
- * the script does not handle the failure and asserts it, the program exits with 3. */
-static int refuse(lua_State *L)
-{
-    ms_runtime *runtime = ms_lua_runtime(L);
-    const char *message = luaL_checkstring(L, 1);
-    luaL_checkstring(L, 2);
-    lua_settop(L, 2);
-    runtime->exit_code = 3;
-    snprintf(runtime->exit_message, sizeof runtime->exit_message, "%s", message);
-    lua_pushnil(L);
-    lua_insert(L, 1);
-    return 3;
-}
-
-/* core.default_paths() -> where Lua looks for modules in Lua and in C, unless variables of the
- * environment (LUA_PATH, LUA_CPATH) say otherwise. */
-static int default_paths(lua_State *L)
-{
-    lua_pushliteral(L, LUA_PATH_DEFAULT);
-    lua_pushliteral(L, LUA_CPATH_DEFAULT);
-    return 2;
-}
-
-/* core.nearest(given, names) -> the most similar name, or nil. The list of names lives in a
- * userdata; the strings are the table's. */
-static int nearest(lua_State *L)
-{
-    const char *given = luaL_checkstring(L, 1);
-    luaL_checktype(L, 2, LUA_TTABLE);
-    lua_Integer count = (lua_Integer)lua_rawlen(L, 2);
-    const char **names = lua_newuserdatauv(L, (size_t)(count + 1) * sizeof *names, 0);
-    luaL_checkstack(L, (int)count + 2, "names");
-    for (lua_Integer i = 0; i < count; i++) {
-        lua_rawgeti(L, 2, i + 1); /* the table keeps the strings alive */
-        names[i] = luaL_checkstring(L, -1);
-        lua_pop(L, 1);
-    }
-    names[count] = NULL;
-    lua_pushstring(L, ms_lua_nearest(given, names));
     return 1;
 }
 
@@ -653,20 +373,9 @@ void ms_open_engine(lua_State *L, int runtime)
         { "random_state", random_state },
         { "set_random_state", set_random_state },
         { "flops", flops },
-        { "info", info },
         { "device", device },
-        { "has_gpu", has_gpu },
-        { "gpu_nccl", gpu_nccl },
         { "is_sim", is_sim },
         { "in_hook", in_hook },
-        { "exit_code", exit_code },
-        { "line", line },
-        { "is_library", is_library },
-        { "raise", raise },
-        { "refuse", refuse },
-        { "traceback", traceback },
-        { "nearest", nearest },
-        { "default_paths", default_paths },
         { "bench_enqueue", bench_enqueue },
         { NULL, NULL },
     };

@@ -6,7 +6,7 @@
 
 #include "bindings/call.h"
 #include "bindings/fields.h"
-#include "bindings/runtime.h"
+#include "bindings/handles.h"
 #include "bindings/script.h"
 
 /* Both functions, and the model's box, with which they go. */

@@ -4,8 +4,10 @@
 #include "bindings/arguments.h"
 #include "bindings/bucket.h"
 #include "bindings/call.h"
+#include "bindings/enter.h"
 #include "bindings/extension.h"
 #include "bindings/fields.h"
+#include "bindings/fsdp_state.h"
 #include "bindings/group.h"
 #include "bindings/link.h"
 #include "bindings/prefetch.h"
@@ -71,7 +73,7 @@ static const ms_reductions calls = {
 };
 
 /* The model at 1. Raises after unwrap. */
-static ms_fsdp *check_fsdp(lua_State *L)
+ms_fsdp *ms_lua_fsdp(lua_State *L)
 {
     luaL_checkudata(L, 1, MS_FSDP_TYPE);
     return ms_lua_reductions(L)->of;
@@ -87,7 +89,7 @@ static int fsdp_gc(lua_State *L)
 }
 
 /* The unit at the index, which counts from 0. */
-static uint32_t check_unit(lua_State *L, int index, const ms_fsdp *fsdp)
+uint32_t ms_lua_fsdp_unit(lua_State *L, int index, const ms_fsdp *fsdp)
 {
     ms_fsdp_unit_info info;
     uint32_t unit = (uint32_t)ms_lua_integer(L, index, 0, UINT32_MAX, "unit");
@@ -230,7 +232,7 @@ static int at_edge(lua_State *L, edge f)
 {
     ms_lua_enter(L);
     uint32_t count = 0;
-    ms_fsdp *fsdp = check_fsdp(L);
+    ms_fsdp *fsdp = ms_lua_fsdp(L);
     uint32_t unit = (uint32_t)lua_tointeger(L, 2);
     /* A forward may have no tensors as inputs, or as outputs. */
     ms_tensor **tensors = lua_rawlen(L, 3) ? ms_lua_tensor_list(L, 3, &count) : NULL;
@@ -245,7 +247,7 @@ static int fsdp_after_forward(lua_State *L) { return at_edge(L, ms_fsdp_after_fo
  * from 0, its modules from 1 */
 static int fsdp_begin_part(lua_State *L)
 {
-    ms_fsdp_begin_part(check_fsdp(L), (uint32_t)lua_tointeger(L, 2),
+    ms_fsdp_begin_part(ms_lua_fsdp(L), (uint32_t)lua_tointeger(L, 2),
                        (uint32_t)lua_tointeger(L, 3) - 1);
     return 0;
 }
@@ -253,44 +255,45 @@ static int fsdp_begin_part(lua_State *L)
 /* sharded:sync(yes) -> the setting before */
 static int fsdp_sync(lua_State *L)
 {
-    lua_pushboolean(L, ms_fsdp_set_sync(check_fsdp(L), lua_toboolean(L, 2)));
+    lua_pushboolean(L, ms_fsdp_set_sync(ms_lua_fsdp(L), lua_toboolean(L, 2)));
     return 1;
 }
 
 /* sharded:replica_sync(yes) -> the setting before */
 static int fsdp_replica_sync(lua_State *L)
 {
-    lua_pushboolean(L, ms_fsdp_set_replica_sync(check_fsdp(L), lua_toboolean(L, 2)));
+    lua_pushboolean(L, ms_fsdp_set_replica_sync(ms_lua_fsdp(L), lua_toboolean(L, 2)));
     return 1;
 }
 
 /* sharded:full(yes) */
 static int fsdp_full(lua_State *L)
 {
-    ms_fsdp_set_full(check_fsdp(L), lua_toboolean(L, 2));
+    ms_fsdp_set_full(ms_lua_fsdp(L), lua_toboolean(L, 2));
     return 0;
 }
 
 /* sharded:can_be_partial() */
 static int fsdp_can_be_partial(lua_State *L)
 {
-    lua_pushboolean(L, ms_fsdp_can_be_partial(check_fsdp(L)));
+    lua_pushboolean(L, ms_fsdp_can_be_partial(ms_lua_fsdp(L)));
     return 1;
 }
 
 /* sharded:set_reshard(unit, after_forward, after_backward) */
 static int fsdp_set_reshard(lua_State *L)
 {
-    ms_fsdp *fsdp = check_fsdp(L);
-    ms_fsdp_set_reshard(fsdp, check_unit(L, 2, fsdp), lua_toboolean(L, 3), lua_toboolean(L, 4));
+    ms_fsdp *fsdp = ms_lua_fsdp(L);
+    ms_fsdp_set_reshard(fsdp, ms_lua_fsdp_unit(L, 2, fsdp), lua_toboolean(L, 3),
+                        lua_toboolean(L, 4));
     return 0;
 }
 
 /* sharded:set_unshard_in_backward(unit, yes) */
 static int fsdp_set_unshard_in_backward(lua_State *L)
 {
-    ms_fsdp *fsdp = check_fsdp(L);
-    ms_fsdp_set_unshard_in_backward(fsdp, check_unit(L, 2, fsdp), lua_toboolean(L, 3));
+    ms_fsdp *fsdp = ms_lua_fsdp(L);
+    ms_fsdp_set_unshard_in_backward(fsdp, ms_lua_fsdp_unit(L, 2, fsdp), lua_toboolean(L, 3));
     return 0;
 }
 
@@ -298,8 +301,8 @@ static int fsdp_set_unshard_in_backward(lua_State *L)
 static int fsdp_reshard(lua_State *L)
 {
     ms_lua_enter(L);
-    ms_fsdp *fsdp = check_fsdp(L);
-    ms_lua_ok(L, ms_fsdp_reshard(fsdp, check_unit(L, 2, fsdp)));
+    ms_fsdp *fsdp = ms_lua_fsdp(L);
+    ms_lua_ok(L, ms_fsdp_reshard(fsdp, ms_lua_fsdp_unit(L, 2, fsdp)));
     return 0;
 }
 
@@ -308,8 +311,8 @@ static int fsdp_unshard(lua_State *L)
 {
     ms_lua_enter(L);
     ms_point ready;
-    ms_fsdp *fsdp = check_fsdp(L);
-    ms_lua_ok(L, ms_fsdp_unshard(fsdp, check_unit(L, 2, fsdp), &ready));
+    ms_fsdp *fsdp = ms_lua_fsdp(L);
+    ms_lua_ok(L, ms_fsdp_unshard(fsdp, ms_lua_fsdp_unit(L, 2, fsdp), &ready));
     lua_pushinteger(L, ready.stream);
     lua_pushinteger(L, (lua_Integer)ready.seq);
     return 2;
@@ -321,7 +324,7 @@ static int fsdp_unshard(lua_State *L)
 static int fsdp_joining(lua_State *L)
 {
     ms_lua_enter(L);
-    ms_fsdp *fsdp = check_fsdp(L);
+    ms_fsdp *fsdp = ms_lua_fsdp(L);
     ms_lua_ok(L, ms_fsdp_set_joining(fsdp, lua_toboolean(L, 2), lua_toboolean(L, 3)));
     return 0;
 }
@@ -340,7 +343,7 @@ static int fsdp_call(lua_State *L)
 {
     ms_lua_enter(L);
     ms_fsdp_live live;
-    ms_fsdp *fsdp = check_fsdp(L);
+    ms_fsdp *fsdp = ms_lua_fsdp(L);
     ms_lua_ok(L, ms_fsdp_call(fsdp, (uint32_t)ms_lua_integer(L, 2, 0, 255, "number"), &live));
     return push_live(L, &live);
 }
@@ -353,7 +356,7 @@ static int fsdp_follow(lua_State *L)
     ms_fsdp_live live;
     bool more;
     uint32_t number;
-    ms_lua_ok(L, ms_fsdp_follow(check_fsdp(L), &more, &number, &live));
+    ms_lua_ok(L, ms_fsdp_follow(ms_lua_fsdp(L), &more, &number, &live));
     if (!more) return 0;
     lua_pushinteger(L, number);
     lua_pushinteger(L, live.first);
@@ -365,117 +368,17 @@ static int fsdp_follow(lua_State *L)
  * waited; of the last pass */
 static int fsdp_agreements(lua_State *L)
 {
-    ms_lockstep_stats last = ms_fsdp_lockstep_stats(check_fsdp(L));
+    ms_lockstep_stats last = ms_fsdp_lockstep_stats(ms_lua_fsdp(L));
     lua_pushinteger(L, (lua_Integer)last.count);
     lua_pushnumber(L, (double)last.wait_ns * 1e-6);
     return 2;
-}
-
-/* ------------------------------------------------------- whole parameters */
-
-/* sharded:summon(units, { gradients =, offload =, absent = }): a list of their numbers */
-static int fsdp_summon(lua_State *L)
-{
-    ms_lua_enter(L);
-    ms_fsdp *fsdp = check_fsdp(L);
-    luaL_checktype(L, 2, LUA_TTABLE);
-    uint32_t count = (uint32_t)lua_rawlen(L, 2);
-    uint32_t *units = lua_newuserdatauv(L, (count + 1) * sizeof *units, 0);
-    for (uint32_t i = 0; i < count; i++) {
-        lua_rawgeti(L, 2, (lua_Integer)i + 1);
-        units[i] = check_unit(L, -1, fsdp);
-        lua_pop(L, 1);
-    }
-    ms_summon_options options = { .gradients = ms_lua_field_boolean(L, 3, "gradients", false),
-                                  .offload = ms_lua_field_boolean(L, 3, "offload", false),
-                                  .absent = ms_lua_field_boolean(L, 3, "absent", false) };
-    ms_lua_ok(L, ms_fsdp_summon(fsdp, units, count, options));
-    return 0;
-}
-
-/* sharded:summon_end(write) */
-static int fsdp_summon_end(lua_State *L)
-{
-    ms_lua_enter(L);
-    ms_lua_ok(L, ms_fsdp_summon_end(check_fsdp(L), lua_toboolean(L, 2)));
-    return 0;
-}
-
-/* sharded:begin_values(unit), sharded:end_values(unit, copy); sharded:have_values(unit) */
-static int fsdp_begin_values(lua_State *L)
-{
-    ms_lua_enter(L);
-    ms_fsdp *fsdp = check_fsdp(L);
-    ms_lua_ok(L, ms_fsdp_begin_values(fsdp, check_unit(L, 2, fsdp)));
-    return 0;
-}
-static int fsdp_end_values(lua_State *L)
-{
-    ms_lua_enter(L);
-    ms_fsdp *fsdp = check_fsdp(L);
-    ms_lua_ok(L, ms_fsdp_end_values(fsdp, check_unit(L, 2, fsdp), lua_toboolean(L, 3)));
-    return 0;
-}
-
-static int fsdp_have_values(lua_State *L)
-{
-    ms_lua_enter(L);
-    ms_fsdp *fsdp = check_fsdp(L);
-    ms_lua_ok(L, ms_fsdp_have_values(fsdp, check_unit(L, 2, fsdp)));
-    return 0;
-}
-
-/* sharded:flat(parameters) -> this rank's shard of these */
-static int fsdp_flat(lua_State *L)
-{
-    ms_lua_enter(L);
-    uint32_t count = 0;
-    ms_fsdp *fsdp = check_fsdp(L);
-    ms_tensor **parameters = ms_lua_tensor_list(L, 2, &count), *shard = NULL;
-    ms_lua_refuse_in_hook(L, "flat", "make parameters flat before training");
-    if (ms_lua_runtime(L)->step_serial)
-        return ms_lua_error(L, "flat: inside a step; make parameters flat before training");
-    ms_handle *handle = ms_lua_new_handle(L);
-    ms_lua_ok(L, ms_fsdp_shard(fsdp, parameters, count, &shard));
-    ms_handle_fill(handle, shard);
-    ms_handle_keep(handle);
-    return 1;
-}
-
-/* sharded:state(parameter, storage?) -> memory for a state of all parameters that are with this
- * one; with that memory, the part of this one's piece */
-static int fsdp_state(lua_State *L)
-{
-    ms_lua_enter(L);
-    ms_fsdp *fsdp = check_fsdp(L);
-    ms_tensor *parameter = ms_lua_tensor(L, 2), *state = ms_lua_optional_tensor(L, 3), *made = NULL;
-    ms_handle *handle = ms_lua_new_handle(L);
-    ms_lua_ok(L, state ? ms_fsdp_state_piece(fsdp, parameter, state, &made)
-                       : ms_fsdp_state_new(fsdp, parameter, &made));
-    ms_handle_fill(handle, made);
-    ms_handle_keep(handle);
-    return 1;
-}
-
-/* sharded:note_step(): see ms_fsdp_note_step */
-static int fsdp_note_step(lua_State *L)
-{
-    ms_fsdp_note_step(check_fsdp(L));
-    return 0;
-}
-
-/* sharded:show_whole(yes) */
-static int fsdp_show_whole(lua_State *L)
-{
-    ms_fsdp_show_whole(check_fsdp(L), lua_toboolean(L, 2));
-    return 0;
 }
 
 /* sharded:reset() */
 static int fsdp_reset(lua_State *L)
 {
     ms_lua_enter(L);
-    ms_fsdp_reset(check_fsdp(L));
+    ms_fsdp_reset(ms_lua_fsdp(L));
     return 0;
 }
 
@@ -484,8 +387,8 @@ static int fsdp_unwrap(lua_State *L)
 {
     ms_lua_refuse_in_hook(L, "unwrap", "the reduction that runs needs it");
     ms_lua_enter(L);
-    ms_lua_ok(L, ms_fsdp_unwrap(check_fsdp(L)));
-    ms_fsdp_free(check_fsdp(L));
+    ms_lua_ok(L, ms_fsdp_unwrap(ms_lua_fsdp(L)));
+    ms_fsdp_free(ms_lua_fsdp(L));
     ((ms_reductions_box *)lua_touserdata(L, 1))->of = NULL;
     return 0;
 }
@@ -495,7 +398,7 @@ static int fsdp_unwrap(lua_State *L)
 /* sharded:divisor(number): by which sums are divided */
 static int fsdp_divisor(lua_State *L)
 {
-    ms_fsdp_set_divisor(check_fsdp(L), luaL_checknumber(L, 2));
+    ms_fsdp_set_divisor(ms_lua_fsdp(L), luaL_checknumber(L, 2));
     return 0;
 }
 
@@ -504,7 +407,7 @@ static int fsdp_divisor(lua_State *L)
 static int fsdp_begins_pass(lua_State *L)
 {
     ms_lua_enter(L);
-    ms_fsdp *fsdp = check_fsdp(L);
+    ms_fsdp *fsdp = ms_lua_fsdp(L);
     bool reduces = ms_fsdp_set_sync(fsdp, true);
     ms_fsdp_set_sync(fsdp, reduces);
     lua_pushboolean(L, ms_fsdp_begins_pass(fsdp, (uint32_t)lua_tointeger(L, 2)));
@@ -516,7 +419,7 @@ static int fsdp_begins_pass(lua_State *L)
  * wasted_bytes } */
 static int fsdp_gather_stats(lua_State *L)
 {
-    ms_gather_stats stats = ms_fsdp_gather_stats(check_fsdp(L));
+    ms_gather_stats stats = ms_fsdp_gather_stats(ms_lua_fsdp(L));
     lua_createtable(L, 0, 7);
     ms_lua_set_ms(L, "copy_ms", stats.copy_ns);
     ms_lua_set_ms(L, "copy_overlap_ms", stats.overlap_ns);
@@ -528,107 +431,27 @@ static int fsdp_gather_stats(lua_State *L)
     return 1;
 }
 
-/* sharded:pieces() -> list of { name, unit, shape, first, count }; first counts from 0 */
-static int fsdp_pieces(lua_State *L)
-{
-    const ms_fsdp *fsdp = check_fsdp(L);
-    ms_fsdp_piece piece;
-    lua_newtable(L);
-    for (uint32_t i = 0; ms_fsdp_piece_get(fsdp, i, &piece); i++) {
-        lua_createtable(L, 0, 5);
-        lua_pushstring(L, piece.name);
-        lua_setfield(L, -2, "name");
-        lua_pushinteger(L, piece.unit);
-        lua_setfield(L, -2, "unit");
-        lua_createtable(L, (int)piece.dims, 0);
-        for (uint32_t d = 0; d < piece.dims; d++) {
-            lua_pushinteger(L, piece.shape[d]);
-            lua_rawseti(L, -2, (lua_Integer)d + 1);
-        }
-        lua_setfield(L, -2, "shape");
-        lua_pushinteger(L, piece.first);
-        lua_setfield(L, -2, "first");
-        lua_pushinteger(L, piece.count);
-        lua_setfield(L, -2, "count");
-        lua_rawseti(L, -2, (lua_Integer)i + 1);
-    }
-    return 1;
-}
-
 /* sharded:extend(before, after): see ms_lua_extend. */
-static int fsdp_extend(lua_State *L) { return ms_lua_extend(L, check_fsdp(L)); }
-
-/* sharded:spans(unit, part) -> list, length; see ms_lua_push_spans. */
-static int fsdp_spans(lua_State *L)
-{
-    const ms_fsdp *fsdp = check_fsdp(L);
-    uint32_t part = (uint32_t)ms_lua_integer(L, 3, 0, UINT32_MAX, "part");
-    return ms_lua_push_spans(L, fsdp, check_unit(L, 2, fsdp), part);
-}
-
-/* The position at 2, from 1, as an index of pieces. */
-static uint32_t check_piece(lua_State *L, const ms_fsdp *fsdp)
-{
-    ms_fsdp_piece piece;
-    uint32_t index = (uint32_t)ms_lua_integer(L, 2, 1, UINT32_MAX, "position") - 1;
-    if (!ms_fsdp_piece_get(fsdp, index, &piece))
-        ms_lua_error(L, "fsdp: there is no piece %u", index + 1);
-    return index;
-}
-
-/* sharded:cut(position, rank) -> first, count of that rank of the group that shards it; positions
- * are those of pieces() */
-static int fsdp_cut(lua_State *L)
-{
-    const ms_fsdp *fsdp = check_fsdp(L);
-    uint32_t index = check_piece(L, fsdp);
-    int64_t first, count;
-    ms_fsdp_piece_of_rank(fsdp, index, (uint32_t)ms_lua_integer(L, 3, 0, UINT32_MAX, "rank"),
-                          &first, &count);
-    lua_pushinteger(L, first);
-    lua_pushinteger(L, count);
-    return 2;
-}
-
-/* sharded:piece(position) -> the numbers of this rank's piece, 1-D, in the memory of the shard */
-static int fsdp_piece(lua_State *L)
-{
-    ms_lua_enter(L);
-    ms_fsdp *fsdp = check_fsdp(L);
-    uint32_t index = check_piece(L, fsdp);
-    ms_tensor *made = NULL;
-    ms_handle *handle = ms_lua_new_handle(L);
-    ms_lua_ok(L, ms_fsdp_piece_tensor(fsdp, index, &made));
-    ms_handle_fill(handle, made);
-    return 1;
-}
-
-/* sharded:note_written(): after pieces were written, on all ranks */
-static int fsdp_note_written(lua_State *L)
-{
-    ms_lua_enter(L);
-    ms_lua_ok(L, ms_fsdp_note_written(check_fsdp(L)));
-    return 0;
-}
+static int fsdp_extend(lua_State *L) { return ms_lua_extend(L, ms_lua_fsdp(L)); }
 
 /* sharded:check_idle(what): raises inside of a forward, a backward or a summon */
 static int fsdp_check_idle(lua_State *L)
 {
-    ms_lua_ok(L, ms_fsdp_check_idle(check_fsdp(L), luaL_checkstring(L, 2)));
+    ms_lua_ok(L, ms_fsdp_check_idle(ms_lua_fsdp(L), luaL_checkstring(L, 2)));
     return 0;
 }
 
 /* sharded:check_no_forward(what): raises inside of a forward */
 static int fsdp_check_no_forward(lua_State *L)
 {
-    ms_lua_ok(L, ms_fsdp_check_no_forward(check_fsdp(L), luaL_checkstring(L, 2)));
+    ms_lua_ok(L, ms_fsdp_check_no_forward(ms_lua_fsdp(L), luaL_checkstring(L, 2)));
     return 0;
 }
 
 /* sharded:units() -> list of { index, name, bytes, shard_bytes, gathered }, the root first */
 static int fsdp_units(lua_State *L)
 {
-    const ms_fsdp *fsdp = check_fsdp(L);
+    const ms_fsdp *fsdp = ms_lua_fsdp(L);
     ms_fsdp_unit_info info;
     lua_newtable(L);
     for (uint32_t u = 0; ms_fsdp_unit_get(fsdp, u, &info); u++) {
@@ -668,28 +491,14 @@ static const luaL_Reg methods[] = {
     { "call", fsdp_call },
     { "follow", fsdp_follow },
     { "agreements", fsdp_agreements },
-    { "summon", fsdp_summon },
-    { "summon_end", fsdp_summon_end },
-    { "begin_values", fsdp_begin_values },
-    { "end_values", fsdp_end_values },
-    { "have_values", fsdp_have_values },
-    { "flat", fsdp_flat },
-    { "state", fsdp_state },
-    { "show_whole", fsdp_show_whole },
-    { "note_step", fsdp_note_step },
     { "check_no_forward", fsdp_check_no_forward },
     { "reset", fsdp_reset },
     { "unwrap", fsdp_unwrap },
     { "divisor", fsdp_divisor },
     { "begins_pass", fsdp_begins_pass },
     { "gather_stats", fsdp_gather_stats },
-    { "pieces", fsdp_pieces },
     { "extend", fsdp_extend },
-    { "spans", fsdp_spans },
-    { "cut", fsdp_cut },
-    { "piece", fsdp_piece },
     { "check_idle", fsdp_check_idle },
-    { "note_written", fsdp_note_written },
     { "units", fsdp_units },
     { NULL, NULL },
 };
@@ -703,5 +512,6 @@ void ms_open_fsdp(lua_State *L, int runtime)
     ms_lua_type(L, runtime, MS_FSDP_TYPE, events, methods);
     ms_lua_add_reductions(L, runtime);
     ms_lua_add_prefetch(L, runtime);
+    ms_lua_add_fsdp_state(L, runtime);
     lua_pop(L, 1);
 }

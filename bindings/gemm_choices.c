@@ -8,6 +8,7 @@
 
 #include "bindings/arguments.h"
 #include "bindings/call.h"
+#include "bindings/enter.h"
 #include "bindings/runtime.h"
 #include "bindings/script.h"
 

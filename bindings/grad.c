@@ -6,6 +6,8 @@
 #include "bindings/arguments.h"
 #include "bindings/bucket.h"
 #include "bindings/call.h"
+#include "bindings/enter.h"
+#include "bindings/handles.h"
 #include "bindings/runtime.h"
 #include "bindings/script.h"
 #include "moonshard/fsdp.h"

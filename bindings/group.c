@@ -6,6 +6,8 @@
 
 #include "bindings/arguments.h"
 #include "bindings/call.h"
+#include "bindings/enter.h"
+#include "bindings/fields.h"
 #include "bindings/runtime.h"
 #include "bindings/script.h"
 #include "bindings/stream.h"
@@ -537,15 +539,8 @@ static int comm_record(lua_State *L)
     return 0;
 }
 
-/* Field of the table on top; counts are unsigned in the engine. */
-static void set_integer(lua_State *L, const char *name, uint64_t value)
-{
-    lua_pushinteger(L, (lua_Integer)value);
-    lua_setfield(L, -2, name);
-}
-
 /* core.comm_records() -> list of { op, dtype, count, group, channel, label, payload_bytes,
- * wire_bytes, between_nodes_bytes }, hash of their order. `moonshard check` prints the list; ranks
+ * wire_bytes, between_hosts_bytes }, hash of their order. `moonshard check` prints the list; ranks
  * that make the same calls in the same order have equal hashes. */
 static int comm_records(lua_State *L)
 {
@@ -560,7 +555,7 @@ static int comm_records(lua_State *L)
         /* A barrier has no numbers, hence no dtype. */
         lua_pushstring(L, record->kind == MS_BARRIER ? "" : ms_dtype_name(record->dtype));
         lua_setfield(L, -2, "dtype");
-        set_integer(L, "count", record->count);
+        ms_lua_set_integer(L, "count", (int64_t)record->count);
         lua_pushstring(L, ms_group_name(record->group));
         lua_setfield(L, -2, "group");
         /* Channels of the library have names instead of numbers. */
@@ -569,9 +564,9 @@ static int comm_records(lua_State *L)
         lua_setfield(L, -2, "channel");
         lua_pushstring(L, ms_strings_get(ms_engine_strings(engine), record->label));
         lua_setfield(L, -2, "label");
-        set_integer(L, "payload_bytes", record->payload_bytes);
-        set_integer(L, "wire_bytes", record->wire_bytes);
-        set_integer(L, "between_hosts_bytes", record->between_nodes_bytes);
+        ms_lua_set_integer(L, "payload_bytes", (int64_t)record->payload_bytes);
+        ms_lua_set_integer(L, "wire_bytes", (int64_t)record->wire_bytes);
+        ms_lua_set_integer(L, "between_hosts_bytes", (int64_t)record->between_nodes_bytes);
         lua_rawseti(L, -2, (lua_Integer)i + 1);
     }
     lua_pushinteger(L, (lua_Integer)ms_comm_order_hash(engine));

@@ -6,6 +6,7 @@
 
 #include "bindings/arguments.h"
 #include "bindings/call.h"
+#include "bindings/enter.h"
 #include "bindings/runtime.h"
 #include "runtime.h"
 

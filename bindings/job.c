@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "bindings/arguments.h"
+#include "bindings/enter.h"
 #include "bindings/runtime.h"
 #include "bindings/script.h"
 #include "moonshard/comm.h"

@@ -44,7 +44,7 @@ static int launched(lua_State *L)
     return 1;
 }
 
-/* core.hosts_list(text) -> { { name =, ranks = }, ... } of what `--nodes` was given: a list, or the
+/* core.hosts_list(text) -> { { name =, ranks = }, ... } of what `--hosts` was given: a list, or the
  * name of a file; or nil, message. */
 static int list_nodes(lua_State *L)
 {
@@ -279,7 +279,7 @@ static int code_of(ms_abort_reason reason)
     }
 }
 
-/* The state of a rank in a node's process closes, and its engine is gone: waits for the others.
+/* The state of a rank in an application closes, and its engine is gone: waits for the others.
  * Where the job has ended with an error: once the report is written, so does the process, at once
  * and with the job's code. MPI may never come back, and must not be asked to. */
 static void leave_job(ms_runtime *runtime)
@@ -297,7 +297,7 @@ static void leave_job(ms_runtime *runtime)
     _exit(code);
 }
 
-/* Agents ask ranks by SIGUSR2 where their script is. The program has a handler; in a node without
+/* Agents ask ranks by SIGUSR2 where their script is. The program has a handler; in an application without
  * one the signal would end the process. */
 static void ignore_question(void)
 {
@@ -307,7 +307,7 @@ static void ignore_question(void)
 
 /* core.hosts_join{ program=, arguments=, agree=, refused=, interface=, port=, init_ns=, lost_ns=,
  * report=, threads=, memory_bytes=, link_bytes_per_second=, link_latency_ns=, timeout_ns=,
- * sum_by_ranks= } -> { rank, ranks, nodes, node, mpi, library, names, meeting }; or nil, message,
+ * sum_by_ranks= } -> { rank, ranks, hosts, host, mpi, library, names, meeting }; or nil, message,
  * is_told where it failed (is_told: it was reported, or another process does it; report(message)
  * shows it). names: of the nodes, by rank; meeting: where their agents meet, if there are several.
  * Blocks until the processes of all nodes have met. program: the path of the `moonshard` program,
@@ -372,7 +372,7 @@ static int push_program(lua_State *L)
     return 2;
 }
 
-/* What lua/moonshard/parallel/mpi.lua and lua/moonshard/cli/{nodes,start}.lua use. */
+/* What lua/moonshard/parallel/mpi.lua and lua/moonshard/cli/{hosts,start}.lua use. */
 void ms_open_job_join(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "hosts_launched", launched },

@@ -6,7 +6,8 @@
 
 #include "bindings/arguments.h"
 #include "bindings/call.h"
-#include "bindings/runtime.h"
+#include "bindings/enter.h"
+#include "bindings/handles.h"
 #include "bindings/script.h"
 
 /* ---------------------------------------------------------------- selection */
@@ -279,5 +280,5 @@ static const ms_method methods[] = {
 /* The table of tensor methods is on top; ms_open_operators has put it there. */
 void ms_open_layers(lua_State *L, int runtime)
 {
-    ms_lua_add_methods(L, runtime, methods, sizeof methods / sizeof *methods);
+    ms_lua_add_tensor_methods(L, runtime, methods, sizeof methods / sizeof *methods);
 }

@@ -7,11 +7,10 @@
 
 #include "bindings/arguments.h"
 #include "bindings/call.h"
-#include "bindings/convolution.h"
-#include "bindings/layers.h"
+#include "bindings/enter.h"
+#include "bindings/handles.h"
 #include "bindings/runtime.h"
 #include "bindings/script.h"
-#include "bindings/views.h"
 
 /* The operator of a generic function is upvalue 2, whether it writes in place upvalue 3. */
 const ms_op *ms_lua_own_op(lua_State *L) { return lua_touserdata(L, lua_upvalueindex(2)); }
@@ -440,6 +439,14 @@ static const ms_method methods[] = {
 
 static const luaL_Reg functions[] = { { "where", where }, { NULL, NULL } };
 
+/* ms_open_tensor has made the table; module.c runs the parts in that order. */
+void ms_lua_add_tensor_methods(lua_State *L, int runtime, const ms_method *list, size_t count)
+{
+    lua_getfield(L, -1, "tensor_methods");
+    ms_lua_add_methods(L, runtime, list, count);
+    lua_pop(L, 1);
+}
+
 /* __add and its like go into the metatable of tensors, which Lua asks for operators; their methods
  * go into the table that __index serves. */
 void ms_open_operators(lua_State *L, int runtime)
@@ -453,9 +460,6 @@ void ms_open_operators(lua_State *L, int runtime)
     /* ms_open_tensor has made it; module.c runs the parts in that order. */
     lua_getfield(L, -1, "tensor_methods");
     ms_lua_add_methods(L, runtime, methods, sizeof methods / sizeof *methods);
-    ms_open_views(L, runtime);
-    ms_open_layers(L, runtime);
-    ms_open_windows(L, runtime);
     for (size_t i = 0; i < sizeof binaries / sizeof *binaries; i++) {
         ms_lua_add_method(L, runtime, binaries[i].name, "", binary, &binaries[i], false);
         /* The first six: see the table. */

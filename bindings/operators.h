@@ -18,6 +18,8 @@ typedef struct ms_method {
 
 /* Adds methods, and their twins, to the table on top of the stack. */
 void ms_lua_add_methods(lua_State *L, int runtime, const ms_method *methods, size_t count);
+/* The same to the methods of tensors; the module is on top of the stack. */
+void ms_lua_add_tensor_methods(lua_State *L, int runtime, const ms_method *methods, size_t count);
 void ms_lua_add_method(lua_State *L, int runtime, const char *name, const char *suffix,
                        lua_CFunction function, const void *data, bool in_place);
 

@@ -1,11 +1,13 @@
-/* optim.c: steps of the native optimizers, clipping and unscaling in Lua. Groups and schedules are in
- * lua/moonshard/optim/optimizer.lua and step.lua. */
+/* optim.c: steps of the native optimizers, clipping and unscaling in Lua. Groups and schedules are
+ * in lua/moonshard/optim/optimizer.lua and step.lua. */
 #include "bindings/optim.h"
 
 #include <string.h>
 
 #include "bindings/arguments.h"
 #include "bindings/call.h"
+#include "bindings/enter.h"
+#include "bindings/handles.h"
 #include "bindings/runtime.h"
 #include "bindings/script.h"
 #include "moonshard/optim.h"

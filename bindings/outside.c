@@ -8,7 +8,7 @@
  * what one round holds. The moments depend on the sizes alone, not on the collector's pace. */
 #include "bindings/outside.h"
 
-#include "bindings/runtime.h"
+#include "bindings/enter.h"
 #include "bindings/script.h"
 
 /* Below this growth, and below the size of Lua's own heap, a collection costs more than what it can

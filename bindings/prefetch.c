@@ -9,6 +9,7 @@
 #include "bindings/call.h"
 #include "bindings/fields.h"
 #include "bindings/reductions.h"
+#include "bindings/enter.h"
 #include "bindings/runtime.h"
 #include "bindings/script.h"
 

@@ -5,6 +5,7 @@
 #include "bindings/arguments.h"
 #include "bindings/call.h"
 #include "bindings/fields.h"
+#include "bindings/enter.h"
 #include "bindings/runtime.h"
 #include "bindings/script.h"
 
@@ -238,7 +239,7 @@ static int reductions_link_stats(lua_State *L)
 }
 
 /* object:stats() -> { forward_ms, backward_ms, reduce_ms, exposed_ms, step_ms, rebuilt, calls,
- * payload_bytes, wire_bytes, between_nodes_bytes } of the last pass that has ended; error: of the
+ * payload_bytes, wire_bytes, between_hosts_bytes } of the last pass that has ended; error: of the
  * last that failed, or nil. Nothing waits: times are those of a pass that the device has finished.
  * The error is a text, as the reduction that failed has ended its job. */
 static int reductions_stats(lua_State *L)

@@ -139,6 +139,10 @@ static inline bool ms_lua_job_has_ended(const ms_runtime *runtime)
     ms_abort_record cause;
     return runtime->rendezvous && ms_rendezvous_cause(runtime->rendezvous, &cause);
 }
+/* A finalizer runs in the middle of whatever allocates, so what it enqueued or released would
+ * depend on the collector's pace, and could be what a bound function below it is working on. Lua
+ * answers no question about its collector there: lua_gc answers -1. */
+static inline bool ms_lua_in_finalizer(lua_State *L) { return lua_gc(L, LUA_GCCOUNT) < 0; }
 /* The seed of one rank, from the seed that all ranks share. */
 static inline uint64_t ms_seed_of_rank(uint64_t seed, uint32_t rank)
 {

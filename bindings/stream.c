@@ -7,6 +7,7 @@
 #include "bindings/arguments.h"
 #include "bindings/call.h"
 #include "bindings/fields.h"
+#include "bindings/enter.h"
 #include "bindings/runtime.h"
 #include "bindings/script.h"
 

@@ -7,6 +7,8 @@
 
 #include "bindings/arguments.h"
 #include "bindings/call.h"
+#include "bindings/enter.h"
+#include "bindings/handles.h"
 #include "bindings/runtime.h"
 #include "bindings/script.h"
 

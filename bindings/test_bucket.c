@@ -8,7 +8,8 @@
 #include "bindings/call.h"
 #include "bindings/group.h"
 #include "bindings/link.h"
-#include "bindings/runtime.h"
+#include "bindings/enter.h"
+#include "bindings/handles.h"
 #include "bindings/script.h"
 
 /* The most parameters of such a bucket: the lists are in a struct on the C stack, so that nothing

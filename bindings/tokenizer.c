@@ -5,6 +5,8 @@
 #include "bindings/call.h"
 #include "bindings/dataset.h"
 #include "bindings/outside.h"
+#include "bindings/enter.h"
+#include "bindings/handles.h"
 #include "bindings/runtime.h"
 #include "bindings/script.h"
 #include "moonshard/tokenizer.h"

@@ -6,7 +6,8 @@
 
 #include "bindings/arguments.h"
 #include "bindings/call.h"
-#include "bindings/runtime.h"
+#include "bindings/enter.h"
+#include "bindings/handles.h"
 #include "bindings/script.h"
 
 /* A new tensor of the shape of t: t:empty_like(dtype?), t:zeros_like(dtype?), t:ones_like(dtype?).
@@ -439,5 +440,5 @@ static const ms_method methods[] = {
 /* The table of tensor methods is on top of the stack. */
 void ms_open_views(lua_State *L, int runtime)
 {
-    ms_lua_add_methods(L, runtime, methods, sizeof methods / sizeof *methods);
+    ms_lua_add_tensor_methods(L, runtime, methods, sizeof methods / sizeof *methods);
 }

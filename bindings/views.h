@@ -4,7 +4,6 @@
 
 #include "bindings/operators.h"
 
-/* views.c, layers.c and convolution.c: their methods into the table on top. */
 void ms_open_views(lua_State *L, int runtime);
 
 #endif

@@ -11,9 +11,10 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-#include "bindings/program/main.h"
+#include "bindings/fields.h"
 #include "bindings/program/processes.h"
 #include "bindings/program/signals.h"
+#include "bindings/program/terminal.h"
 #include "bindings/program/threads.h"
 #include "bindings/program/watch.h"
 
@@ -223,20 +224,6 @@ void ms_job_supervise(lua_State *L, ms_job *job, bool (*done)(ms_job *job))
 
 /* ------------------------------------------------------------------- in Lua */
 
-/* Writes a field of the table on top. */
-static void set_integer(lua_State *L, const char *name, int64_t value)
-{
-    lua_pushinteger(L, (lua_Integer)value);
-    lua_setfield(L, -2, name);
-}
-
-/* value NULL makes the field nil. */
-static void set_text(lua_State *L, const char *name, const char *value)
-{
-    lua_pushstring(L, value);
-    lua_setfield(L, -2, name);
-}
-
 /* Pushes one entry of a flight record as a table. Times stay integers of nanoseconds, since the
  * report computes differences between ranks with them. channel counts from 1, as scripts write it.
  */
@@ -244,21 +231,21 @@ static void push_flight(lua_State *L, const ms_flight *flight)
 {
     char text[320];
     lua_createtable(L, 0, 13);
-    set_text(L, "call", ms_flight_describe(flight, text, sizeof text));
+    ms_lua_set_string(L, "call", ms_flight_describe(flight, text, sizeof text));
     ms_flight_names names = ms_flight_name(flight);
-    set_text(L, "op", names.kind);
-    set_text(L, "dtype", names.dtype);
-    set_text(L, "reduce_op", names.op);
-    set_text(L, "group", flight->group_name);
-    set_text(L, "label", flight->label);
-    set_text(L, "script", flight->script);
-    set_integer(L, "number", (int64_t)flight->number);
-    set_integer(L, "count", (int64_t)flight->count);
-    set_integer(L, "channel", flight->channel + 1);
-    set_integer(L, "root", flight->root);
-    set_integer(L, "bucket", flight->bucket);
-    set_integer(L, "entered_ns", (int64_t)flight->entered_ns);
-    set_integer(L, "left_ns", (int64_t)flight->left_ns);
+    ms_lua_set_string(L, "op", names.kind);
+    ms_lua_set_string(L, "dtype", names.dtype);
+    ms_lua_set_string(L, "reduce_op", names.op);
+    ms_lua_set_string(L, "group", flight->group_name);
+    ms_lua_set_string(L, "label", flight->label);
+    ms_lua_set_string(L, "script", flight->script);
+    ms_lua_set_integer(L, "number", (int64_t)flight->number);
+    ms_lua_set_integer(L, "count", (int64_t)flight->count);
+    ms_lua_set_integer(L, "channel", flight->channel + 1);
+    ms_lua_set_integer(L, "root", flight->root);
+    ms_lua_set_integer(L, "bucket", flight->bucket);
+    ms_lua_set_integer(L, "entered_ns", (int64_t)flight->entered_ns);
+    ms_lua_set_integer(L, "left_ns", (int64_t)flight->left_ns);
 }
 
 /* flights(rank) -> the list of the entries in its flight record that were not overwritten; whether
@@ -306,17 +293,17 @@ static void push_rank(lua_State *L, const ms_job *job, uint32_t rank)
     lua_setfield(L, -2, "ended");
     lua_pushboolean(L, outcome->killed);
     lua_setfield(L, -2, "killed");
-    set_integer(L, "code", outcome->code);
-    set_integer(L, "signal", outcome->signal);
-    set_integer(L, "process", outcome->process);
-    set_integer(L, "ended_ns", (int64_t)outcome->ended_ns);
-    set_integer(L, "step", state.step);
+    ms_lua_set_integer(L, "code", outcome->code);
+    ms_lua_set_integer(L, "signal", outcome->signal);
+    ms_lua_set_integer(L, "process", outcome->process);
+    ms_lua_set_integer(L, "ended_ns", (int64_t)outcome->ended_ns);
+    ms_lua_set_integer(L, "step", state.step);
     if (job->agent) {
         uint32_t node = ms_agent_node_of(job->agent, rank);
-        set_text(L, "host", ms_agent_node_name(job->agent, node));
+        ms_lua_set_string(L, "host", ms_agent_node_name(job->agent, node));
     }
     char letter[2] = { outcome->state, '\0' };
-    if (outcome->state) set_text(L, "state", letter);
+    if (outcome->state) ms_lua_set_string(L, "state", letter);
 }
 
 /* Pushes the outcome of the job: stop_signal, cause = { reason, rank, message } or nil, folder,
@@ -329,13 +316,13 @@ void ms_job_push_outcome(lua_State *L, const ms_job *job)
     char text[MS_FOLDER_BYTES];
     ms_abort_record cause;
     lua_createtable(L, 0, 4);
-    if (job->stop_signal) set_integer(L, "stop_signal", job->stop_signal);
-    set_text(L, "folder", ms_rendezvous_folder(job->rendezvous, text, sizeof text));
+    if (job->stop_signal) ms_lua_set_integer(L, "stop_signal", job->stop_signal);
+    ms_lua_set_string(L, "folder", ms_rendezvous_folder(job->rendezvous, text, sizeof text));
     if (ms_rendezvous_cause(job->rendezvous, &cause)) {
         lua_createtable(L, 0, 3);
-        set_text(L, "reason", reasons[cause.reason]);
-        set_text(L, "message", cause.error.message);
-        set_integer(L, "rank", cause.error.rank);
+        ms_lua_set_string(L, "reason", reasons[cause.reason]);
+        ms_lua_set_string(L, "message", cause.error.message);
+        ms_lua_set_integer(L, "rank", cause.error.rank);
         lua_setfield(L, -2, "cause");
     }
     lua_createtable(L, (int)job->ranks, 0);
@@ -348,7 +335,7 @@ void ms_job_push_outcome(lua_State *L, const ms_job *job)
     lua_pushboolean(L, !job->agent || ms_agent_reports(job->agent));
     lua_setfield(L, -2, "reports");
     uint32_t node = job->agent ? ms_agent_node(job->agent) : 0;
-    if (node) set_text(L, "other_host", ms_agent_node_name(job->agent, node));
+    if (node) ms_lua_set_string(L, "other_host", ms_agent_node_name(job->agent, node));
 }
 
 /* __gc of the job, after ms_launch has returned, or after an error in the middle of it. It closes

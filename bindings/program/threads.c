@@ -10,7 +10,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "bindings/program/main.h"
+#include "bindings/program/rank.h"
 #include "bindings/program/signals.h"
 
 /* One rank. ended is written by its thread at the very end, and read by the supervisor's poll. The

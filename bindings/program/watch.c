@@ -117,7 +117,7 @@ static work describe(ms_job *job, uint32_t rank, const ms_activity_state *activi
 }
 
 /* Another rank that has finished, and so waits for this one; job->ranks if there is none. It has
- * finished if its process has ended, or if its node makes no more collectives. */
+ * finished if its process has ended, or if its host makes no more collectives. */
 static uint32_t finished_other(const ms_job *job, uint32_t rank)
 {
     for (uint32_t r = 0; r < job->ranks; r++) {

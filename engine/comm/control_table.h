@@ -3,7 +3,7 @@
  *
  * Invariants
  * - A membership is one control and one transport (transport_table.h). Control knows no tensors,
- * the transport no other rank's calls: whichever moves the bytes, calls are compared the same way.
+ *   the transport no other rank's calls. So calls are compared in the same way with each transport.
  * - Before a call is launched its host claims the call's number and publishes its fields, then
  *   compares them with what peers have published for that number. It does not wait for them. Of two
  *   ranks that disagree, the one that claims later finds it before its launch. A transport may
@@ -75,8 +75,9 @@ struct ms_control {
     void (*close)(ms_comm *comm);
 };
 
-/* node: among the ranks of one node, over memory files. nodes: of several nodes, over the memory
- * files of each and connections between their agents. none: a rank alone, or in a fake world. */
+/* ms_control_shm: among the ranks of one node, over memory files. ms_control_cluster: of several
+ * nodes, over the memory files of each and connections between their agents. ms_control_none: a
+ * rank alone, or in a fake world. */
 extern const ms_control ms_control_shm, ms_control_cluster, ms_control_none;
 
 #endif

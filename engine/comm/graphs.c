@@ -1,4 +1,6 @@
-/* graphs.c: whether the ranks of a job launch collectives as graphs. */
+/* graphs.c: whether the ranks of a job launch collectives as graphs. They agree once, when the
+ * application asks for it. The transport then chooses for each call
+ * (comm/transport/nccl/graphs.c). */
 #include <string.h>
 
 #include "comm/group.h"

@@ -1,4 +1,4 @@
-/* oob.h: numbers and texts that the CPU threads of ranks exchange. */
+/* oob.h: numbers and texts that ranks exchange out of band: through control, in host memory. */
 #ifndef MOONSHARD_COMM_OOB_H
 #define MOONSHARD_COMM_OOB_H
 

@@ -1,4 +1,5 @@
-/* rendezvous.c: a rendezvous, of whatever kind, for ranks and supervisors. */
+/* rendezvous.c: functions of moonshard/control.h for ranks and supervisors, which pass each call on
+ * to the kind of the rendezvous. */
 #include "comm/rendezvous.h"
 
 /* Atomic, since thread ranks retain and release one rendezvous from their own threads. The count is
@@ -27,7 +28,7 @@ ms_status ms_rendezvous_share(ms_rendezvous *rendezvous, ms_context *context, ch
 /* Fixed when the rendezvous is made. */
 uint32_t ms_rendezvous_ranks(const ms_rendezvous *rendezvous) { return rendezvous->ranks; }
 
-/* A rank asks before its engine starts: ranks of one machine share its cores. */
+/* A rank asks before its engine starts: ranks of one node share its cores. */
 uint32_t ms_rendezvous_threads(const ms_rendezvous *rendezvous)
 {
     return rendezvous->kind->threads(rendezvous);

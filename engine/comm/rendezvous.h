@@ -3,9 +3,10 @@
  *
  * Invariants
  * - A rendezvous exists before any engine, and needs none: it is what a launcher makes, hands to
- *   the processes that it starts, and looks at while they run.
+ *   the processes that it starts, and looks at while they run. A supervisor knows nothing else of
+ *   a job.
  * - A kind of rendezvous is the supervisor's side of a control (control_table.h): the ranks that
- * meet there have that control.
+ *   meet there have that control.
  * - Slots are called from any thread. `abort` and `request` are safe in a signal handler.
  * - What `cause`, `rank` and `flight` read outlives the ranks' processes. */
 #ifndef MOONSHARD_COMM_RENDEZVOUS_H
@@ -51,7 +52,8 @@ struct ms_rendezvous {
     uint32_t ranks;
 };
 
-/* node: the ranks of one node, over memory files. nodes: of several. */
+/* ms_rendezvous_shm: of the ranks of one node, over memory files. ms_rendezvous_cluster: of several
+ * nodes. */
 extern const ms_rendezvous_kind ms_rendezvous_shm, ms_rendezvous_cluster;
 #define MS_SHM_PREFIX "local1:"
 

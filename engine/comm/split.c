@@ -1,12 +1,14 @@
 /* split.c: cuts a group into parts, and frees parts that all ranks have dropped.
  *
  * A group is made by all its ranks together, and dropped by each at a time of its own, mostly by a
- * finalizer, which must not wait for others. So a rank only notes that it is done with a group: it
- * has no user, its calls have ended, and so it is with all groups that were split from it. Each
- * split tells the others of this, in the exchange that it makes anyway. A group of which all
- * members say so is freed by them, at this place between their calls, and its number is free for
- * the job. Members of a group that was split from others are members of those, so whoever has a
- * part in it takes part in the exchange.
+ * finalizer, which must not wait for others. So a rank only notes that it is done with a group: the
+ * group has no users on this rank (state.h), its calls have ended, and the same is true of all
+ * groups that were split from it. Each split tells the other ranks this, in the exchange that it
+ * makes anyway. A group of which all members say so is freed by them, at this place between their
+ * calls. Its number is then free for the job (control/shm/ids.c), of whose groups at most
+ * MS_GROUPS_MAX are alive at a time. A transport that keeps something for the group frees it in
+ * `forget`. The members of a group are members of the group that it was split from, so they take
+ * part in that exchange.
  *
  * Lines of the control file stay as they are. A later group with the number counts its calls from
  * where no former one has been, so what is left of a former one is a call of long ago.

@@ -5,7 +5,13 @@
  * - The host thread owns everything here, with these exceptions.
  * - The task of a collective reads its arguments, and the group's members, rank and size, which
  *   never change. It owns the fields of its channel that are marked "tasks": collectives of a
- *   channel run one after the other. */
+ *   channel run one after the other.
+ *
+ * Users of a group
+ * - Handles of the application, models, links and graphs are users of a group. Each rank counts its
+ *   own (ms_group_retain, ms_group_release).
+ * - Code that keeps a pointer to a group after a call has returned is a user of that group. A group
+ *   without users may be freed at the next split (split.c). */
 #ifndef MOONSHARD_COMM_STATE_H
 #define MOONSHARD_COMM_STATE_H
 
@@ -93,7 +99,7 @@ struct ms_group {
     uint64_t lists;
     uint64_t closings; /* how often it was closed */
     bool closed;       /* the next split of its parent with these lists gives it again */
-    uint32_t users;    /* who holds it on this rank: handles of the application, models, graphs */
+    uint32_t users;    /* who holds it on this rank: see the top of this file */
     ms_ids others;     /* numbers that go with it: without other ranks, those of the other parts */
     /* The members by nodes; NULL before the first call, and where all ranks are on one node. */
     ms_topology *topology;

@@ -4,7 +4,7 @@
  * Invariants
  * - All members of a group find the same, but for `here` and `is_here`.
  * - What ms_bytes_between tells follows from the call and the topology alone: not from how a call
- *   is cut into pieces, nor from where its tensors are. The transport sends exactly so much. */
+ *   is cut into pieces, nor from where its tensors are. The transport sends exactly that much. */
 #ifndef MOONSHARD_COMM_TOPOLOGY_H
 #define MOONSHARD_COMM_TOPOLOGY_H
 

@@ -1,4 +1,5 @@
-/* traffic.c: what a rank sends to other nodes in a call. */
+/* traffic.c: what a rank sends to other nodes in a call. It is counted when the call is enqueued,
+ * so a fake world counts it, too. */
 #include "comm/flow.h"
 
 #include "comm/topology.h"
@@ -17,7 +18,8 @@ uint64_t ms_node_slice(const ms_topology *at, const ms_comm_args *args, uint32_t
     return ms_slice(args->count, at->least, place, begin);
 }
 
-/* Shorter ones take one way instead of two. More than goes into letters. */
+/* Slices shorter than this travel once instead of twice. This is more than a header message carries
+ * (comm/transport/mpi/state.h), so sums that travel in header messages are never cut into units. */
 #define MS_UNITS_FROM ((uint64_t)256 << 10)
 
 uint32_t ms_node_units(const ms_topology *at, const ms_comm_args *args)

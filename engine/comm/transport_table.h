@@ -2,7 +2,7 @@
  *
  * Invariants
  * - A call comes to a transport after all checks of its arguments and after its claim
- * (control_table.h), as a task on a stream. Tasks of one channel run one after the other.
+ *   (control_table.h), as a task on a stream. Tasks of one channel run one after the other.
  * - A transport decides nothing that ranks must agree on: numbers, groups, causes are control's.
  * - It states which kinds it carries out, which dtypes it moves, and what it reduces. Other calls
  *   are refused before they are claimed.
@@ -71,8 +71,8 @@ struct ms_transport {
     void (*close)(ms_comm *comm);
 };
 
-/* local: between the ranks of one node; nodes: of several, over MPI; fake: in a world without the
- * others; nccl: by NCCL. */
+/* ms_transport_local: between the ranks of one node; ms_transport_mpi: of several, over MPI;
+ * ms_transport_fake: in a world without the others; ms_transport_nccl: by NCCL. */
 extern const ms_transport ms_transport_local, ms_transport_mpi, ms_transport_fake,
     ms_transport_nccl;
 

@@ -1,5 +1,8 @@
 /* mark.c: lists of marks, which say when a stream passed them. A device writes a mark at any later
- * time, so a list that is given up stays until its marks are passed. */
+ * time, so a list that is given up stays until its marks are passed.
+ *
+ * The statistics of passes and gathers, the views of planners and `moonshard check` read times
+ * through marks (meter/), on every device alike. On the sim device these times are estimates. */
 #include "exec/mark.h"
 
 /* A mark and where it was set last. */

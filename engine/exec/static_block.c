@@ -2,7 +2,12 @@
  *
  * A static block keeps its block of the pool until it is freed. So its address does not depend on
  * what else is taken from the pool and given back meanwhile. Its memory counts as live while a
- * storage uses it, and otherwise as kept by the pool. */
+ * storage uses it, and otherwise as kept by the pool.
+ *
+ * Graphs of a device need this: a task whose arguments have the same addresses in each step can be
+ * launched again as it was captured. What one rank does alone, such as saving a model, changes
+ * where its pool has room. With fixed addresses it does not change the calls that all ranks launch
+ * as graphs together (fsdp/static_memory.c). */
 #include "exec/static_block.h"
 
 #include <string.h>

@@ -8,9 +8,24 @@
  * of h's columns. One kernel reads dy once and makes h, in the dtype of the products, and dbias;
  * two products make dx and dw.
  *
- * On a GPU the product makes what a pass of its own would make elsewhere, where its library can
- * (ms_gemm_extra): the activation's result, and dbias where h is dy. Which of them depends on
- * shapes and dtypes only. */
+ * On a GPU, with operands of 16 bits, a product makes one thing more in the same task, which takes
+ * a pass of its own elsewhere (ms_gemm_extra):
+ * - The activation's result, in the forward. The operands, the result and `before` must have one
+ *   dtype. So this is not done under autocast, where the result is f32 and one kernel writes it
+ *   together with its cast. The width must be a multiple of MS_GELU_COLUMNS. It is done with and
+ *   without a gradient, so that both give the same bits.
+ * - dbias, with dw. The incoming gradient must go into the product as it arrived, without an
+ *   activation or a cast. The library adds in f32; our kernel adds 64 rows in f32,
+ *   and these sums in f64.
+ * What is made in this way, and the memory for it, depend on shapes, dtypes and the kind of device
+ * (ms_engine_is_for_gpu) alone. Where the library cannot make it, the same task launches our kernel
+ * after the product (ops/cuda/matmul.c).
+ *
+ * The library computes gelu of the sums in f32; our kernel computes it of the rounded sums. The
+ * library's tanh has errors of some 1e-4, so f32 stays with our kernel. The gradient of gelu is not
+ * made by a product: that product would be the one that makes dx of the next layer, which is
+ * another operator. Backward hands tensors from one operator to the next, since scripts may have
+ * hooks there. */
 #include "ops/linear.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* registry.c: the table of all operators. No other file of tensor/ calls this one. */
+/* registry.c: the table of all operators. No other file of ops/ calls this one. */
 #include "moonshard/ops.h"
 
 #include <string.h>

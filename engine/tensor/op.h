@@ -1,5 +1,5 @@
-/* op.h: what an operator is made of, and what its forward and backward get. For the files of
- * tensor/ and for grad/.
+/* op.h: what an operator is made of, and what its forward and backward get. For tensor/, and for
+ * the layers above that define operators, run them or enqueue work on tensors.
  *
  * Invariants
  * - forward checks everything first (shapes, dtypes, attributes), then makes its outputs, then

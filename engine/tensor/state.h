@@ -1,5 +1,5 @@
-/* state.h: what the tensor layer keeps on an engine, and the tensor itself. For tensor/ and grad/
- * only.
+/* state.h: what the tensor layer keeps on an engine, and the tensor itself. For tensor/, ops/,
+ * grad/ and fsdp/ only.
  *
  * A tensor's meta object belongs to the layer above (the tape): it is released with free_meta when
  * the tensor goes. */

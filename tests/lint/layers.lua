@@ -56,12 +56,14 @@ local ALLOWED = {
   ["bindings/program/start.c"] = {
     "open", "fork", "execv", "getpid", "_exit", "setenv", "fprintf",
   },
-  -- Makes the process of a keeper, which lives longer than the host program.
+  -- Makes the process of an agent, which lives longer than the application.
   ["bindings/job_join.c"] = { "open", "fork", "execv", "_exit", "getenv" },
   -- Tells the driver of a GPU how many queues this process needs, before any rank starts.
   ["bindings/program/threads.c"] = { "pthread_create", "getpid", "setenv" },
   -- The CLI's entry is a program; a second request to stop ends it at once.
-  ["bindings/program/main.c"] = { "fprintf", "exit", "_exit", "getenv" },
+  ["bindings/program/main.c"] = { "fprintf" },
+  ["bindings/program/rank.c"] = { "fprintf", "_exit", "getenv" },
+  ["bindings/program/requests.c"] = { "_exit" },
 }
 
 -- Folders of devices. No file outside such a folder names a header in it.

@@ -1,4 +1,8 @@
-/* oob_task.c: control's calls as functions of the host, for devices that have no CPU tasks. */
+/* oob_task.c: control's calls as functions of the host, for devices that have no CPU tasks.
+ *
+ * The numbers that control carries (ms_comm_args.out_of_band) are in host memory, and control's
+ * tasks are CPU functions. On another device such a call is a function of the host in a stream
+ * (ms_stream_call). All calls of this kind of a rank are on one stream (issue.c). */
 #include "comm/oob.h"
 
 #include <stdio.h>

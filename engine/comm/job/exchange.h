@@ -1,13 +1,13 @@
-/* exchange.h: how processes that are to be ranks of several nodes speak before any agent is there:
- * rank 0 with each of the others. For comm/job/ and comm/control/cluster/ only.
+/* exchange.h: the exchange: the messages between rank 0 and each other process of a launcher,
+ * before the nodes have agents. For comm/job/ only.
  *
  * Invariants
  * - A message passes between rank 0 and another rank, whole and in order. Both sides know how long
  *   it is: another length means another version of Moonshard.
  * - Every call ends at limit_ns, which is that of the whole exchange: init_ns of the options after
- * its beginning, and on ranks above 0 a little later, so that they hear rank 0's error. After a
- * failure the exchange and the memory of messages are not freed: MPI may still use them, and the
- * process can only end. */
+ *   its beginning, and on ranks above 0 a little later, so that they hear rank 0's error. After a
+ *   failure the exchange and the memory of messages are not freed: MPI may still use them, and the
+ *   process can only end. */
 #ifndef MOONSHARD_COMM_JOB_EXCHANGE_H
 #define MOONSHARD_COMM_JOB_EXCHANGE_H
 
@@ -59,7 +59,7 @@ ms_status ms_exchange_over_mpi(ms_context *context, const ms_cluster_options *op
                                const ms_launcher *launcher, ms_cluster_place *place,
                                ms_exchange **out);
 /* By TCP: rank 0 listens at the port of MOONSHARD_MASTER=HOST:PORT, or under torchrun at `port` of
- * the options, where MASTER_ADDR says on which host that is. MOONSHARD_TOKEN keeps strangers out:
+ * the options, where MASTER_ADDR says on which node that is. MOONSHARD_TOKEN keeps strangers out:
  * rank 0 and each other rank prove to each other that they have it (authentication.h).
  * The port is free again when the function returns. */
 ms_status ms_exchange_over_tcp(ms_context *context, const ms_cluster_options *options,

@@ -1,5 +1,5 @@
-/* hello.h: what each rank tells rank 0 when the ranks of several nodes meet. First comes its
- * introduction, then, among ranks of one version, its hello. */
+/* hello.h: what each rank tells rank 0 in the exchange (exchange.h). First comes its introduction,
+ * then, among ranks of one version, its hello. */
 #ifndef MOONSHARD_COMM_JOB_HELLO_H
 #define MOONSHARD_COMM_JOB_HELLO_H
 

@@ -1,6 +1,9 @@
 /* join.c: how processes that a launcher started become the ranks of a job: they tell rank 0 which
- * node each is on, rank 0 tells all, each node gets an agent, and rank 0 tells each where its
- * agent's local socket is.
+ * node each is on, rank 0 tells all, each node gets an agent, and rank 0 tells each process where
+ * its agent's local socket is. They speak by the exchange (exchange.h), over MPI or TCP.
+ *
+ * Each process has forked another one before (comm/control/cluster/agent_process.h). The one that
+ * the first rank of a node has forked becomes the agent of this node. The others end.
  *
  * Every message of the exchange says whether its sender has failed, so that all processes end with
  * one error: that of rank 0, or of the first rank of a node, which reports it. */

@@ -1,5 +1,5 @@
-/* rendezvous_mpi.c: the exchange of ranks that an MPI's launcher started, by messages of MPI. Their
- * job goes on to use MPI for tensors. */
+/* rendezvous_mpi.c: the exchange (exchange.h) of processes that the launcher of an MPI started, by
+ * messages of this MPI. Their job then uses MPI for tensors. */
 #include <stdio.h>
 #include <string.h>
 
@@ -40,7 +40,7 @@ static void hear_news(void *user)
     if (line) ms_shm_wake_line(line);
 }
 
-/* "rank 1 on node node1" for errors of this process. */
+/* "rank 1 on host node1" for errors of this process. */
 static const char *name_place(const ms_mpi_exchange *exchange, char text[MS_RANK_NAME_BYTES])
 {
     const ms_os *os = exchange->base.context->os;

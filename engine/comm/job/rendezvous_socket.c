@@ -3,7 +3,8 @@
  *
  * A message is a record of fixed size. A message of another length, magic or version, from another
  * user, or with a rank that is taken or does not exist is refused, and the answer says why. A
- * caller that sends nothing for a while is refused too, so that it does not delay the others. */
+ * process that connects and then sends nothing for MS_MEET_SILENCE_NS is refused, too, so that it
+ * does not delay the others. */
 #include "comm/job/rendezvous_socket.h"
 
 #include <errno.h>
@@ -35,7 +36,7 @@ static ms_hello hello_of(uint32_t ranks, uint32_t rank)
     return hello;
 }
 
-/* 0 once the limit has passed; the callers then give up with a message. */
+/* 0 once the limit has passed: then the function that waits gives up, with a message. */
 static uint64_t left_until(const ms_os *os, uint64_t limit)
 {
     uint64_t now = os->monotonic_ns(os->user);
@@ -50,8 +51,8 @@ static void close_files(const ms_os *os, ms_file **files, uint32_t count)
 
 /* ------------------------------------------------------------------- rank 0 */
 
-/* Why this rank is not admitted, or NULL. The text goes to the caller, whose user has to correct
- * it. The first reason that applies is given. */
+/* Why this process is not admitted, or NULL. The text goes to that process, whose user has to
+ * correct it. The first reason that applies is given. */
 static const char *refusal_of(const ms_hello *hello, int64_t bytes, uint32_t ranks,
                               const bool *here)
 {
@@ -65,9 +66,9 @@ static const char *refusal_of(const ms_hello *hello, int64_t bytes, uint32_t ran
     return here[hello->rank] ? "its rank is taken" : NULL;
 }
 
-/* Sends the files to a caller, or refuses it. A failure here concerns this caller only: the job
- * goes on waiting for others. The caller counts only after its files were sent, so one that has
- * gone away may come again. */
+/* Sends the files to a process that has connected, or refuses it. A failure here concerns this
+ * process only: rank 0 goes on waiting for others. The process counts only after its files were
+ * sent, so one that has gone away may connect again. */
 static void receive_one(ms_context *context, ms_rendezvous *rendezvous, ms_file *connection,
                         bool *here, uint32_t *arrived)
 {
@@ -78,7 +79,7 @@ static void receive_one(ms_context *context, ms_rendezvous *rendezvous, ms_file 
     int64_t bytes = os->socket_receive(os->user, connection, &hello, sizeof hello,
                                        MS_MEET_SILENCE_NS, files, 0, &brought);
     const char *refusal = refusal_of(&hello, bytes, rendezvous->ranks, here);
-    /* The answer is sent as well as it can be; a caller that does not read it learns nothing. */
+    /* The answer is sent as well as it can be; a process that does not read it learns nothing. */
     if (refusal) {
         ms_log(context, MS_LOG_WARN, "a process at the rendezvous is refused: %s", refusal);
         snprintf(answer.refusal, sizeof answer.refusal, "%s", refusal);
@@ -108,9 +109,9 @@ static ms_status fail_missing(ms_context *context, uint32_t ranks, const bool *h
                    (int)(MS_MEET_NS / 1000000000), missing);
 }
 
-/* Visitors are served one after the other. One limit holds for all together, so that a stream of
- * refused callers does not keep the job waiting. Each place in `here` represents a rank; rank 0 is
- * this process. */
+/* Connections are served one after the other. One limit holds for all together, so that many
+ * refused connections do not keep the job waiting. Each place in `here` is that of a rank; rank 0
+ * is this process. */
 static ms_status receive_all(ms_context *context, ms_rendezvous *rendezvous, ms_file *listener)
 {
     const ms_os *os = context->os;
@@ -122,7 +123,7 @@ static ms_status receive_all(ms_context *context, ms_rendezvous *rendezvous, ms_
         uint64_t rest = left_until(os, limit);
         int error = rest ? os->socket_accept(os->user, listener, rest, &connection) : -ETIMEDOUT;
         if (error == -ETIMEDOUT) return fail_missing(context, rendezvous->ranks, here);
-        /* Another user's process is shut out by the table, and the exchange goes on. */
+        /* The system's table has refused a process of another user. Rank 0 goes on waiting. */
         if (error == -EACCES)
             ms_log(context, MS_LOG_WARN, "a process of another user is refused at the rendezvous");
         else if (error && error != -EAGAIN)
@@ -228,7 +229,7 @@ static ms_status go(ms_context *context, const ms_rendezvous_options *options, c
     return status;
 }
 
-/* Rank 0 holds the exchange, the others go there. Which rank starts first does not matter. */
+/* Rank 0 listens, and the others connect to it. Which rank starts first does not matter. */
 ms_status ms_shm_meet(ms_context *context, const ms_rendezvous_options *options, const char *path,
                       uint32_t rank, ms_rendezvous **out)
 {

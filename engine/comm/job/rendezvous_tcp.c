@@ -1,6 +1,6 @@
-/* rendezvous_tcp.c: the exchange of ranks that no MPI connects, by frames over TCP: torchrun, or
- * srun without an MPI. Rank 0 has a connection to each other rank until all know their agent's
- * local socket. */
+/* rendezvous_tcp.c: the exchange (exchange.h) of processes that no MPI connects, by frames over
+ * TCP: those of torchrun, or of srun without an MPI. Rank 0 has a connection to each other rank
+ * until all know the local socket of their agent. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -108,7 +108,7 @@ static void end(ms_exchange *exchange, ms_shm_files *files)
 
 /* ---------------------------------------------------------------------- rank 0 */
 
-/* Why a caller, which has the token, is no rank of the job, or NULL. */
+/* Why a process that has connected, and has the token, is no rank of the job; NULL: it is one. */
 static const char *refusal_of(const ms_tcp_exchange *exchange, const ms_accepted *accepted)
 {
     const ms_cluster_place *place = exchange->base.place;

@@ -1,5 +1,7 @@
-/* starter.c: the process that starts a job over several nodes: it listens for the first agent,
- * sends it requests, and hears from it how the job has ended. */
+/* starter.c: the process that starts a job over several nodes: `moonshard run --hosts`, which
+ * starts mpirun with the nodes of node_list.h. It listens for the first agent, which finds it by
+ * the variable MS_STARTER_VARIABLE of its environment. Requests go to that agent; the report and
+ * the exit code come back. All of this goes in frames (comm/control/cluster/frame.h). */
 #include "comm/control/cluster/listen.h"
 
 #include <errno.h>

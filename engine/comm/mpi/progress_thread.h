@@ -2,9 +2,9 @@
  * it. For comm/ only.
  *
  * Invariants
- * - All calls of a module run on the progress thread's thread, from `begin` to `end`.
+ * - All calls of a module run on the progress thread, from `begin` to `end`.
  * - A message belongs to the progress thread from ms_mpi_post until its state says that it has
- * ended; its memory does too. States only go on.
+ *   ended; its memory does too. States only go on.
  * - Messages that one thread posts for one peer and tag start in that order, and MPI keeps it.
  * - The thread looks around until 100 us have passed since a message last ended, and 1 us more for
  *   each KiB under way. Then it sleeps, at most 200 us at a time while a message is under way.
@@ -13,10 +13,11 @@
  *   message is under way. It calls first 100 us after the last message ended, and then doubles the
  *   time between calls. A peer waits at most twice as long for such bytes as it would if the thread
  *   called all the time, and a process that computes for a minute is woken twenty times.
- * - MPI may hang in any call. ms_mpi_open and ms_mpi_close therefore wait for the thread only as
- *   long as the timeout says. After ms_mpi_give_up the thread begins no further call, and only
- *   ms_mpi_has_stopped waits for it, for a moment. Unless it has stopped, the ms_mpi, messages and
- *   their memory are not freed before the process ends. */
+ * - MPI may hang in any call. So no thread waits for a call of MPI without a time limit.
+ *   ms_mpi_open and ms_mpi_close wait for the progress thread only as long as the timeout says.
+ *   After ms_mpi_give_up the thread begins no further call, and only ms_mpi_has_stopped waits for
+ *   it, for a moment. Unless it has stopped, the ms_mpi, messages and their memory are not freed
+ *   before the process ends. */
 #ifndef MOONSHARD_COMM_MPI_PROGRESS_THREAD_H
 #define MOONSHARD_COMM_MPI_PROGRESS_THREAD_H
 
@@ -44,7 +45,7 @@ typedef struct ms_mpi_options {
     uint64_t timeout_ns; /* for beginning */
     uint64_t ending_ns;  /* for ending; 0: timeout_ns */
     bool crowded;        /* more threads want to run than there are cores: it yields its own */
-    /* Called by the progress thread's thread when messages have ended, or all have failed. */
+    /* Called by the progress thread when messages have ended, or all have failed. */
     void (*news)(void *user);
     void *user;
 } ms_mpi_options;

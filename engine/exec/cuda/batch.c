@@ -1,9 +1,13 @@
 /* batch.c: tasks of one kind that come one after another and are carried out as one
- * (ms_engine_batch).
+ * (ms_engine_batch). Optimizers open a batch (bindings/optim.c), so that one kernel steps
+ * many parameters.
  *
  * A task that may be put off is kept with its number, which counts as enqueued. Whatever else goes
  * onto the stream, or asks how far it is, comes after what is kept: it is put onto the stream
- * first. So order and points are those of a stream that keeps nothing. */
+ * first. So order and points are those of a stream that keeps nothing.
+ *
+ * Nothing is kept while work repeats (replay.c): a graph has each task by itself. Nothing is kept
+ * with CUDA_LAUNCH_BLOCKING=1 either, where the host waits after each task (fatal.c). */
 #include "exec/cuda/batch.h"
 
 #include <string.h>

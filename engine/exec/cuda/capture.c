@@ -1,8 +1,10 @@
 /* capture.c: graphs of the driver: capturing them, and the work of one task that is captured once
  * and launched again (ms_cuda_captured_work). replay.c makes graphs of whole runs of tasks.
  *
- * Capturing carries out nothing, and is relaxed: what else is called meanwhile, on this thread or
- * on others, goes on as ever. */
+ * Capturing carries out nothing. Captures are relaxed (MS_CUDA_CAPTURE_RELAXED): all other calls of
+ * the driver are allowed meanwhile, on this thread and on others. Libraries allocate memory while
+ * their calls are captured, which a thread-local capture refuses. No other thread uses the stream
+ * that is captured. */
 #include "exec/cuda/capture.h"
 
 #include "exec/cuda/errors.h"

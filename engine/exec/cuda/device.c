@@ -1,4 +1,13 @@
-/* device.c: the table of the cuda device, and its state in an engine. */
+/* device.c: the table of the cuda device, and its state in an engine.
+ *
+ * Streams of communication are made with MS_PRIORITY_HIGH (comm/group.c), which is the greatest
+ * priority of the driver. A stream of a script has the priority that the script asks for.
+ *
+ * Functions of the table that are NULL, and why
+ * - `adopt`, `disown` and `poison` need memory that the host and the device share.
+ * - `share`, `import` and `forget` would need CUDA IPC. A transport that copies between the GPUs of
+ *   one node would use them. NCCL's windows, and its gathers by copy engines, which take no
+ *   multiprocessors, would also need memory that other processes can open. */
 #include <stdio.h>
 #include <string.h>
 

@@ -2,9 +2,10 @@
  *
  * After an error in a kernel every call of the driver answers with that error, and no event tells
  * any more what was done before it. So the cause is one of the tasks that were not known to be
- * done. Their names and script lines are kept for each stream when they are enqueued. With
- * CUDA_LAUNCH_BLOCKING=1 the host waits after each task, so that there is only one. Engines of one
- * process share the driver's context: each finds the error, whoever is the cause. */
+ * done. Their names and script lines are kept for each stream when they are enqueued. The error
+ * names the task if there is only one; otherwise it names the first and the last of each stream.
+ * With CUDA_LAUNCH_BLOCKING=1 the host waits after each task, so that there is only one. Engines of
+ * one process share the driver's context: each finds the error, whoever is the cause. */
 #include "exec/cuda/fatal.h"
 
 #include <stdio.h>

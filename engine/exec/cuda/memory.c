@@ -1,4 +1,5 @@
-/* memory.c: memory of the GPU for the pool. */
+/* memory.c: memory of the GPU for the pool: a range of addresses, whose parts get memory as the
+ * pool grows. */
 #include "exec/cuda/memory.h"
 
 #include <errno.h>

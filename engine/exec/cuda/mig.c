@@ -1,5 +1,11 @@
 /* mig.c: slices of GPUs (MIG) that CUDA_VISIBLE_DEVICES names. The driver shows a process one of
- * them, the first. */
+ * them, the first.
+ *
+ * So the launcher gives each rank's process a value that names its own slice
+ * (bindings/program/processes.c). Ranks that are threads of one process would all see the same
+ * slice, and so would ranks to which another launcher gives one list of several slices. Both are
+ * refused, unless the ranks share a GPU (bindings/placement.c). Slices do not reach each other's
+ * memory. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,4 +1,9 @@
-/* numa.c: NUMA nodes of GPUs, and the cores of ranks near them, by Linux' /sys. */
+/* numa.c: NUMA nodes of GPUs, and the cores of ranks near them, by Linux' /sys.
+ *
+ * A rank takes its cores before its engine opens (bindings/placement.c). Linux places memory on the
+ * NUMA node of the thread that touches it first. So the memory that the host thread and the threads
+ * that it starts touch first, pinned memory too, is on the NUMA node of the GPU. Where there are
+ * several NUMA nodes, the launcher therefore leaves all cores to the ranks. */
 #include "exec/cuda/numa.h"
 
 #include <stdio.h>

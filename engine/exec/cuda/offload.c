@@ -1,6 +1,7 @@
 /* offload.c: memory of the host that kernels use, for what is offloaded. It is registered with the
  * driver, so it is pinned, and has one address for the host and for kernels, which reach it over
- * the bus.
+ * the bus. So gathers, reductions, optimizer steps and norms are the same tasks as without
+ * offloading, and give the same bits.
  *
  * Memory is registered in pieces of one size, as the pool grows. A kernel does not see the pieces.
  * A call of the driver that copies or fills must not go from one into the next: it is made once for

@@ -1,7 +1,7 @@
 /* pinned.c: pinned memory of the host, and reads by way of it.
  *
  * What is freed is kept for the next request of its size, because the driver's calls for pinned
- * memory are slow and may wait for all work of the GPU.
+ * memory are slow and may wait for all work of the GPU. At most 512 MiB are kept (KEPT_MOST).
  *
  * Invariants
  * - Whoever frees a block has asked whether its copies are done (ms_point_reached), or the streams

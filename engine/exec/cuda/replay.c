@@ -15,7 +15,19 @@
  * - A graph's kernels get new arguments by running the function of their task once more, which then
  *   changes nodes instead of launching (ms_cuda_replay_launch). What libraries put into a graph
  *   stays as it is: such a task (uses_library) is part of a replay with these arguments only.
- * - Each launch has notes of its own for what kernels note. */
+ * - Each launch has notes of its own for what kernels note.
+ *
+ * What a graph saves is the driver's time for each launch. The host still enqueues every task, and
+ * Lua takes the same time as without graphs.
+ *
+ * What changes between steps (a learning rate, the number of a step, an offset of random numbers)
+ * is an argument of a task like any other. Kernels of a graph get it as new parameters before the
+ * launch. So kernels are the same with and without a graph, and need not read such numbers from
+ * memory.
+ *
+ * Each rank learns its runs by itself, but all ranks of a communicator must capture a call of NCCL
+ * together. So calls of NCCL are not part of these runs. They have graphs of their own
+ * (ms_cuda_captured_work, comm/transport/nccl/graphs.c). */
 #include "exec/cuda/replay.h"
 
 #include <stdio.h>

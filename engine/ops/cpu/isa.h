@@ -8,7 +8,7 @@
  * wider ones in memory as soon as a loop carries them, which takes 2 to 10 times as long. So a file
  * whose sums must have the same bits on every instruction set adds in an order that does not depend
  * on MS_LANES (ms_v_sum64), or asks for 16 lanes by defining MS_LANES before its first #include. If
- * its terms are products, it is also compiled without contraction (see tensor/CMakeLists.txt).
+ * its terms are products, it is also compiled without contraction (see ops/CMakeLists.txt).
  * Nothing static or inline in a header that isa/ files include may be shared by the linker between
  * variants: mark such functions `static`. */
 #ifndef MOONSHARD_OPS_CPU_ISA_H

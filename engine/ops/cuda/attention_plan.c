@@ -1,9 +1,21 @@
 /* attention_plan.c: attention by cuDNN: which calls it takes, its plans, kept by shape as long as
  * the engine, and what is copied around it.
  *
- * cuDNN's backward keeps the gradients of all scores in its workspace. So a call is cut into parts,
- * over batches and, where one batch is too large, over groups of heads; each part has the same
- * shape, so one plan serves all. Copies are those of one part, too. */
+ * cuDNN gets calls that compute in bf16 or f16, also those of f32 tensors under autocast, of which
+ * it gets copies. There must be two queries at least. The width must be a multiple of 8, up to 256,
+ * and rows must be aligned to 16 bytes. Our own kernels take everything else: f32, calls with
+ * positions, one query, shapes that cuDNN refuses, and all calls where there is no cuDNN. Each task
+ * is counted by its way (ms_attention_counts), and traces name the way.
+ *
+ * Backward is a graph whose sums have a fixed order. It keeps the gradients of all scores in its
+ * workspace, 16 bits each. So a call that needs more than 256 MiB is cut into parts, over batches
+ * and, where one batch is too large, over groups of heads; each part has the same shape, so one
+ * plan serves all. Copies are those of one part, too. A call whose smallest part needs more than 2
+ * GiB goes to our own kernels.
+ *
+ * With ms.attention("fast", f), and numbers of queries and keys that are multiples of 64, backward
+ * is another graph. It keeps no scores, and adds in f32 in an order that may change from run to
+ * run. */
 #include "ops/cuda/attention_plan.h"
 
 #include <stdio.h>

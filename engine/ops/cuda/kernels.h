@@ -1,4 +1,9 @@
-/* kernels.h: how a task of a GPU is declared, for the host's side of the kernels. */
+/* kernels.h: how a task of a GPU is declared, for the host's side of the kernels.
+ *
+ * A new kernel needs its name in the list of ops/backend.h, its files for the CPU, the kernel in
+ * NAME.cu, its host's side with MS_CUDA_TASK in NAME.c, and the mark `ctest: cuda` in its test.
+ * After a change of kernels the table of their registers is written again: tests/lint/kernels.lua
+ * says how. */
 #ifndef MOONSHARD_OPS_CUDA_KERNELS_H
 #define MOONSHARD_OPS_CUDA_KERNELS_H
 

@@ -1,7 +1,22 @@
 /* plan.c: plans of products: made at the first product of a shape, kept as long as the engine.
  *
  * The first candidate of the library's own estimate is taken, unless there is a choice (tune.c).
- * Both depend on shapes, strides and alignment only, so a run repeats its bits. */
+ * Both depend on the key of the plan only (ms_product_key), so a run repeats its bits.
+ *
+ * f32 is multiplied as it is, unless the engine's option `tf32` is set; then it is rounded to TF32.
+ * This is a part of the key, so a choice for one of the two is not taken for the other.
+ *
+ * The library is asked to add the bias and to make the extra of a linear layer (ms_gemm_extra,
+ * whose conditions are in ops/linear.c). NVIDIA's names of the extras are GELU_AUX, BGRADA and
+ * BGRADB. Where the library has no candidate for all of this, it is asked for less, and kernels do
+ * the rest (matmul.c). The library wants `beside` aligned to 16 bytes; otherwise it is not asked
+ * for the extra.
+ *
+ * Collectives of other streams keep multiprocessors from a product (ms_stream_taken). A product
+ * that is enqueued after such a call, on a stream that is not after it, is planned for the rest of
+ * the GPU. That follows from the order of the host's calls. A plan for another part of the GPU may
+ * give other bits. So where measured times decide when gathers are enqueued (the prefetch planner
+ * `tuned`), they decide about bits, too. */
 #include <string.h>
 
 #include "exec/state.h"

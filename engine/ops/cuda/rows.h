@@ -1,5 +1,8 @@
 /* rows.h: rows of contiguous elements: how the host divides them among blocks, and how the threads
- * of a kernel walk along one. For the files of kernels and for their host's side. */
+ * of a kernel walk along one. For the files of kernels and for their host's side.
+ *
+ * Which elements a thread adds, and in which order, follows from the shape. So bits are the same at
+ * any address. */
 #ifndef MOONSHARD_OPS_CUDA_ROWS_H
 #define MOONSHARD_OPS_CUDA_ROWS_H
 

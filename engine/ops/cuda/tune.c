@@ -1,7 +1,12 @@
 /* tune.c: which algorithms products use: choices that were made before, and measuring.
  *
  * Timing depends on the machine's state, so one rank times and all ranks get its choices; the bits
- * of a run depend on the choices, and on nothing else that was measured. */
+ * of a run depend on the choices, and on nothing else that was measured.
+ *
+ * A choice has the whole key of its plan as text (write_key). lua/moonshard/train/tune.lua decides
+ * when products are timed, and keeps the choices in a file, by GPU and version of the library
+ * (ms_products_place). A checkpoint has the choices with which it was trained, and a run that
+ * continues it uses these. A choice that the library refuses is replaced by its first candidate. */
 #include <stdio.h>
 #include <string.h>
 

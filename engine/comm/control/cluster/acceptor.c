@@ -1,4 +1,5 @@
-/* acceptor.c: many callers at a port, of which each proves itself, or goes. */
+/* acceptor.c: hears many callers at a port at once; each proves that it has the token, or is
+ * disconnected. */
 #include "comm/control/cluster/acceptor.h"
 
 #include <errno.h>
@@ -168,7 +169,8 @@ static bool hear(ms_acceptor *acceptor, uint32_t index)
 
 /* -------------------------------------------------------------------- the port */
 
-/* Where no more files can be opened, a caller goes, and the new one is accepted next time. */
+/* Where no more files can be opened, one caller is disconnected, and the new one is accepted next
+ * time. */
 static int accept_one(ms_acceptor *acceptor)
 {
     const ms_os *os = acceptor->context->os;
@@ -199,7 +201,7 @@ static int await(const ms_acceptor *acceptor, uint64_t limit, bool *ready)
     return error == -ETIMEDOUT ? 0 : error;
 }
 
-/* Visitors are heard before a new one is accepted: one that has said something just now is not
+/* Callers are heard before a new one is accepted: one that has said something just now is not
  * dropped for it. From the last to the first, since those that go move those after them. */
 int ms_acceptor_next(ms_acceptor *acceptor, uint64_t timeout_ns, ms_accepted *out)
 {

@@ -145,7 +145,7 @@ ms_status ms_agent_open(ms_context *context, ms_agent_options *options, ms_agent
 
 const char *ms_agent_socket_path(const ms_agent *agent) { return agent->socket_path; }
 ms_rendezvous *ms_agent_rendezvous(const ms_agent *agent) { return &agent->files->base; }
-/* Known since the rank came to the local socket. */
+/* Known since the rank connected at the local socket. */
 int64_t ms_agent_process(const ms_agent *agent, uint32_t rank)
 {
     return ms_shm_is_here(agent->control, rank) ? agent->connections[rank].process : -1;
@@ -153,7 +153,7 @@ int64_t ms_agent_process(const ms_agent *agent, uint32_t rank)
 
 /* ------------------------------------------------------------ the first agent */
 
-/* Why this caller, which has the token, is not admitted, or NULL. */
+/* Why an agent that has connected, and has the token, is not admitted; NULL: it is. */
 static const char *refusal_of(const ms_agent *agent, const ms_accepted *accepted)
 {
     const ms_hello_body *hello = &accepted->body.hello;

@@ -1,5 +1,5 @@
-/* agent_process.h: what a rank says to the process that it has forked to become its node's agent,
- * and hears from it. For comm/job/ and comm/control/cluster/ only. */
+/* agent_process.h: the messages between a rank and the process that it has forked, which becomes
+ * its node's agent if it is needed. For comm/job/ and comm/control/cluster/ only. */
 #ifndef MOONSHARD_COMM_CONTROL_CLUSTER_AGENT_PROCESS_H
 #define MOONSHARD_COMM_CONTROL_CLUSTER_AGENT_PROCESS_H
 

@@ -12,6 +12,7 @@
 typedef struct ms_claim {
     char label[16];
     uint32_t kind, side, number, zero;
+    /* The nonce of the caller, and that of the listener. */
     uint8_t connections[MS_NONCE_BYTES], nodes[MS_NONCE_BYTES];
 } ms_claim;
 _Static_assert(sizeof(ms_claim) == 32 + 2 * MS_NONCE_BYTES, "a claim has no padding");

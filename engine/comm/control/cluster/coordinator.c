@@ -1,5 +1,6 @@
 /* coordinator.c: what the nodes of a job decide together, the first agent for all: the cause of
- * its end, between which steps requests are met, numbers of new groups, and who is suspected. */
+ * its end, between which steps requests are met, and numbers of new groups. It also passes hang
+ * reports to the agent of the rank that they are about, and looks for deadlocks (deadlock.c). */
 #include "comm/control/cluster/coordinator.h"
 
 #include <string.h>

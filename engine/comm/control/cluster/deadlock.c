@@ -12,7 +12,7 @@
  * has entered. A call that all of its members have entered goes on by itself, so a rank that waits
  * in such a call says that there is no deadlock. Without one, every call in which a rank waits
  * lacks a member, which is still: no message can end it. So the second answer says in which calls
- * ranks in_call, and how many calls of each channel members have entered. */
+ * ranks are, and how many calls of each channel members have entered. */
 #include "comm/control/cluster/deadlock.h"
 
 #include <stdio.h>

@@ -6,7 +6,7 @@
  *   the body is read, and the body before it is used: a peer of another version, or another program
  *   that has found the port, is refused and can do nothing.
  * - Texts in bodies end within their fields after ms_frame_check_body.
- * - Numbers are in the byte order of the machines; the magic differs where theirs do. */
+ * - Numbers are in the byte order of the nodes; the magic differs where theirs do. */
 #ifndef MOONSHARD_COMM_CONTROL_CLUSTER_FRAME_H
 #define MOONSHARD_COMM_CONTROL_CLUSTER_FRAME_H
 

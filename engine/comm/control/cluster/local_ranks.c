@@ -1,5 +1,5 @@
-/* local_ranks.c: where the ranks of a node meet their agent. A rank gets the memory files there,
- * and then tells the agent what it has written that other nodes need. */
+/* local_ranks.c: the local socket, at which the ranks of a node meet their agent. A rank gets the
+ * memory files there, and then tells the agent what it has written that other nodes need. */
 #include "comm/control/cluster/local_ranks.h"
 
 #include <errno.h>
@@ -70,7 +70,7 @@ static void hear(void *argument)
     }
 }
 
-/* Why this caller is not admitted, or NULL. */
+/* Why a process that has connected is not admitted; NULL: it is. */
 static const char *refusal_of(const ms_agent *agent, const ms_door_body *hello, int64_t bytes)
 {
     if (bytes != (int64_t)sizeof *hello || hello->magic != MS_DOOR_MAGIC)
@@ -83,8 +83,8 @@ static const char *refusal_of(const ms_agent *agent, const ms_door_body *hello, 
     return agent->connections[hello->rank].socket ? "its rank is taken" : NULL;
 }
 
-/* Sends the files to a caller, or refuses it. A failure concerns this caller only. The socket of
- * an admitted rank is kept. */
+/* Sends the files to a process that has connected, or refuses it. A failure concerns this process
+ * only. The socket of an admitted rank is kept. */
 static void receive_one(ms_agent *agent, ms_file *socket, uint32_t *arrived)
 {
     const ms_os *os = agent->os;

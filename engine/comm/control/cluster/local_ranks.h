@@ -1,4 +1,4 @@
-/* local_ranks.h: where the ranks of a node meet their agent. */
+/* local_ranks.h: the local socket, at which the ranks of a node meet their agent. */
 #ifndef MOONSHARD_COMM_CONTROL_CLUSTER_LOCAL_RANKS_H
 #define MOONSHARD_COMM_CONTROL_CLUSTER_LOCAL_RANKS_H
 

@@ -72,7 +72,7 @@ int ms_agent_receive(const ms_os *os, ms_file *socket, uint64_t timeout_ns, ms_f
     return ms_frame_check_body(head, body) ? 0 : -EPROTO;
 }
 
-/* "node b (ranks 2, 3)", for reports. */
+/* "host b (ranks 2, 3)", for reports. */
 static void describe_node(const ms_agent *agent, uint32_t node, char *text, size_t bytes)
 {
     size_t used = (size_t)snprintf(text, bytes, "host %s (ranks", agent->control->node_names[node]);

@@ -10,7 +10,7 @@ void ms_agent_tell(ms_agent *agent, uint64_t offset, const void *data, size_t by
 bool ms_agent_apply(ms_agent *agent, uint32_t origin, uint64_t offset, const void *data,
                     size_t bytes);
 /* Tells the other nodes how this node's ranks are: what has changed and matters at once, or (all)
- * whatever has changed. */
+ * all that has changed. */
 void ms_agent_show(ms_agent *agent, bool all);
 /* At the end: also the flight records. */
 void ms_agent_show_flights(ms_agent *agent);

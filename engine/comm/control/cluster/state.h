@@ -1,7 +1,11 @@
-/* state.h: the process of each node that connects its ranks with those of other nodes. It makes
- * the node's memory files, hands them to the ranks at a local socket, and holds a connection
- * to the agent of the first node, which passes on what one node has to tell the others. For
- * comm/job/ and comm/control/cluster/ only.
+/* state.h: the agent: the process of each node that connects its ranks with those of other nodes,
+ * and that is their supervisor (bindings/program/keep.c). It makes the node's memory files, which
+ * have the lines of the ranks of all nodes. It hands them to the node's ranks at its local socket,
+ * a unix socket. It holds a connection to the agent of the first node, which passes on what one
+ * node has to tell the others. For comm/job/ and comm/control/cluster/ only.
+ *
+ * Agents speak over TCP and not over MPI, so that they can report the end of a job in which MPI
+ * hangs.
  *
  * Invariants
  * - Each word of a rank's line is written by that rank or its node's agent; other nodes have

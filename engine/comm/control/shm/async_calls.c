@@ -25,7 +25,7 @@ uint64_t ms_shm_entered(ms_comm *comm, const ms_comm_args *args)
 
 void ms_shm_landed(ms_comm *comm, uint64_t place) { ms_ledger_landed(comm->control_state, place); }
 
-/* How many calls a member's node has launched in this channel, or of its side of this pair. */
+/* How many calls a member's host has launched in this channel, or of its side of this pair. */
 static uint64_t launched_by(const ms_shm_rank *self, const ms_comm_args *args, uint32_t member)
 {
     uint32_t other = args->group->members[member];

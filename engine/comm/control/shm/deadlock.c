@@ -1,5 +1,5 @@
-/* deadlock.c: deadlock detection: how ranks find out that all of them wait for each other,
- * whatever calls they wait in.
+/* deadlock.c: deadlock detection: how ranks find out that all of them wait for each other, in calls
+ * of any kind.
  *
  * A rank is still while its host blocks and none of its streams can go on by itself: the stream is
  * empty, waits for another stream, or runs a task that waits for a peer. The tasks that wait look
@@ -15,8 +15,8 @@
  * stays there. Two rounds would not do: the looks of the first may be before T, and a task looks a
  * little before its look is counted.
  *
- * A rank has no rounds, and so no deadlock is found, while its node is busy, its link delays it,
- * its process is stopped, or it has not joined. */
+ * A rank has no rounds, and so no deadlock is found, while its host thread is busy, its link delays
+ * it, its process is stopped, or it has not joined. */
 #include "comm/control/shm/deadlock.h"
 
 #include "comm/control/shm/wait.h"

@@ -135,7 +135,7 @@ static ms_status create_files(ms_context *context, ms_shm_files *made, const ms_
 static uint64_t heap_size(const ms_rendezvous_options *options, const ms_machine *machine)
 {
     uint64_t most = machine->memory_bytes < MS_HEAP_MOST ? machine->memory_bytes : MS_HEAP_MOST;
-    /* No heap is larger than the machine's memory, whatever the option says. */
+    /* No heap is larger than the node's memory, even if the option asks for more. */
     uint64_t heap = options->heap_bytes && options->heap_bytes < most ? options->heap_bytes : most;
     return MS_STAGES_BYTES + ((heap + MS_HEAP_GRAIN - 1) & ~(MS_HEAP_GRAIN - 1));
 }

@@ -9,7 +9,7 @@
 
 /* Only in jobs without a supervisor. If the system has no such claims, the rank is not watched, and
  * a peer notices its death by the time limit only. The claim is a lock of the file, which the
- * kernel frees with the process, whatever ended it. */
+ * kernel frees with the process, however it ended. */
 void ms_liveness_watch(ms_shm_rank *self)
 {
     const ms_os *os = self->files->base.os;

@@ -95,9 +95,9 @@ static size_t describe_unseen(char *text, size_t bytes, ms_shm_rank *self, uint3
 
 /* Waits a moment for `other` to make this call, so that a report can show it: hosts enqueue ahead
  * of their streams, so the call is often on its way. The moment is shorter where the rank has
- * finished or waits in another call, or calls on another node, where no task of this rank takes its
- * header messages. False: there is nothing to show. begun_ns is shared by several
- * calls of one report, so that all of them together wait for one moment. helper: may be NULL. */
+ * finished or waits in another call, or is on another node while no task of this rank takes its
+ * header messages. False: there is nothing to show. begun_ns is shared by several calls of one
+ * report, so that all of them together wait for one moment. helper: may be NULL. */
 static bool await_call(ms_shm_rank *self, uint32_t other, ms_member_line *line, uint64_t number,
                        uint64_t begun_ns, ms_helper *helper, ms_ledger_slot *out)
 {

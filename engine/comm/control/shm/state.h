@@ -122,7 +122,7 @@ typedef struct ms_rank_line {
     ms_word ids_wanted, ids_answered;
     ms_ids ids_given;
     ms_id_words ids_back;
-    /* Its calls that use the tensors of other threads and are not over (local/direct.c). */
+    /* Its calls that use the tensors of other threads and are not over (one_gpu.c). */
     ms_word direct_calls;
     /* From here to `hang_report`: what ranks on other nodes have a copy of. */
     alignas(128) ms_word phase; /* ms_rank_phase */
@@ -180,7 +180,8 @@ typedef struct ms_control_file {
     char folder[MS_FOLDER_BYTES];
     ms_word groups;       /* the numbers of all groups of this node's ranks so far are below */
     ms_id_words ids_used; /* now; of a job over several nodes, the first node's counts */
-    /* How GPUs' tensors travel, as the first rank with one has said: see local/direct.c. */
+    /* How GPUs' tensors travel, as the first rank with one has said: see one_gpu.c of the
+     * transport. */
     _Atomic uint64_t way;
     alignas(128) ms_word aborted; /* 0, 1: being written, 2: the record is complete */
     ms_abort_record record;

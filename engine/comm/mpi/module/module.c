@@ -1,5 +1,6 @@
-/* module.c: the table of module.h, for the MPI whose mpi.h this is compiled with. MS_MPI_NAME is
- * its name. */
+/* module.c: the table of module.h, for the MPI whose mpi.h this is compiled with. It is compiled
+ * once for each MPI that the build finds, into libmoonshard_mpi_NAME.so. MS_MPI_NAME is this
+ * name. */
 #include "module.h"
 
 #include <mpi.h>

@@ -1,6 +1,7 @@
 /* module.h: what the engine asks of an MPI: a table that a shared library of ours, a module, gives.
  * There is one module for each MPI, compiled against its mpi.h, since MPIs have no common binary
- * interface. The program loads one of them at run time (load.h) and links no MPI.
+ * interface. The table names no type of mpi.h. The program loads one module at run time (load.h)
+ * and links no MPI.
  *
  * Invariants
  * - One thread calls all slots; only `explain` may come after `end`.

@@ -1,5 +1,6 @@
 /* fake.c: the transport of a world with one rank in it: every other rank is taken to bring the
- * same numbers, so no bytes move and no task waits. */
+ * same numbers, so no bytes move and no task waits. The group of a rank alone has this transport,
+ * too, and so has a job of one rank on a GPU, unless the user names another transport. */
 #include "comm/transport_table.h"
 
 #include <string.h>

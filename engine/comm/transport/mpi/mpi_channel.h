@@ -14,6 +14,7 @@ int ms_mpi_channel_populate(ms_mpi_channel *channel);
 bool ms_mpi_channel_make_room(ms_mpi_channel *channel, size_t bytes);
 /* A call begins: this rank's slot is written, header messages of the others are expected. */
 void ms_mpi_channel_begin(ms_mpi_channel *channel, const ms_comm_args *args);
+/* Sends a header message to the relay on each other node. */
 void ms_mpi_channel_write(ms_mpi_channel *channel, ms_header_fill *fill);
 /* The next message of this piece. */
 void ms_mpi_channel_send(ms_mpi_channel *channel, uint64_t piece, uint32_t member,

@@ -1,5 +1,7 @@
-/* staged.c: collectives in which the data of every rank travel: a rank's staging area is copied to
- * the other nodes as far as their ranks read it, and all go on as on one node. */
+/* staged.c: collectives in which the data of every rank travel: all kinds but reductions, and
+ * reductions in the order of ranks (sum_by_ranks). A rank's staging area is copied to the other
+ * nodes as far as their ranks read it, and all go on as on one node
+ * (comm/transport/shm/staged.c). */
 #include "comm/transport/mpi/staged.h"
 
 #include <string.h>

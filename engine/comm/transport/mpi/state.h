@@ -1,15 +1,16 @@
-/* state.h: the transport between the ranks of several nodes: within a node the local
- * transport, between nodes MPI, which only moves bytes. For comm/transport/mpi/ only.
+/* state.h: the transport between the ranks of several nodes, which moves host memory: within a node
+ * the local transport, between nodes MPI, which only moves bytes. For comm/transport/mpi/ only.
  *
  * Invariants
+ * - The functions of comm/cpu/ add, in a fixed order, and never MPI. So results repeat.
  * - The control file of every node has the lines of all ranks, and of each rank on another node
- *   there are staging areas here. What such a member brings to a call arrives by MPI and is put
- *   there, so the code for one node goes on with it.
+ *   there are staging areas here, in a heap file for that rank. What such a member brings to a call
+ *   arrives by MPI and is put there, so the code for one node goes on with it.
  * - For each member on another node one member of this node is its relay: it receives what that
  *   member sends here, in its own task of the same call, each time that it looks for its peers.
  * - The first message of a call between two ranks is a header message: the sender's slot of the
- * order ledger, and the data where they are few. Pieces follow only after all have entered the same
- *   call. So no message meets a receive of another call.
+ *   order ledger, and the data where they are few. Pieces follow only after all have entered the
+ *   same call. So no message meets a receive of another call.
  * - Messages of a channel between two ranks keep their order: each channel has a tag of its own.
  * - Memory of a message is left alone until it has ended. A call is left when its messages have. */
 #ifndef MOONSHARD_COMM_TRANSPORT_MPI_STATE_H
@@ -32,10 +33,10 @@
 #define MS_TAG_SENDERS (MS_GROUPS_MAX * MS_CHANNELS)
 #define MS_TAG_RECEIVERS (MS_TAG_SENDERS + 1)
 _Static_assert(MS_TAG_RECEIVERS < MS_MPI_TAG_MAX, "every lane has a tag");
-/* Messages of a call, in the most uneven layout: the two of a header message from and of a header
- * message to each other member, and in each half of a staging area a piece from and a piece to
- * each. A stream runs one call at a time; sends and receives have two header messages and a piece
- * each. */
+/* Messages of a call, in the most uneven layout. With each other member there are a header message
+ * in each direction, of two messages, and a piece in each direction for each half of a staging
+ * area. A stream runs one call at a time. A send or a receive has two header messages and a
+ * piece. */
 #define MS_CALL_MESSAGES (8 * MS_LOCAL_RANKS_MAX)
 _Static_assert(MS_STREAMS_MAX *MS_CALL_MESSAGES + 6 <= MS_MPI_REQUESTS, "no message waits");
 
@@ -65,8 +66,8 @@ typedef struct ms_batch {
     uint32_t used, capacity;
 } ms_batch;
 
-/* The messages of one thing that calls one after the other: a channel of a group, or the sends or
- * receives of a rank. */
+/* The messages of calls that run one after the other: of a channel of a group, of the sends of a
+ * rank, or of its receives. */
 typedef struct ms_post {
     ms_helper helper;
     ms_mpi_transport *transport;
@@ -99,8 +100,8 @@ struct ms_mpi_channel {
     bool populated;
 };
 
-/* Sends a header message to the relay on each other node. fill writes the data for one node and
- * returns their bytes, or MS_AS_PIECES. */
+/* Writes the data of a header message for one node. Returns their bytes, or MS_AS_PIECES: they
+ * follow as pieces. */
 #define MS_AS_PIECES UINT64_MAX
 typedef uint64_t ms_header_fill(ms_mpi_channel *channel, uint32_t node, char *data);
 static inline ms_shm_rank *ms_mpi_channel_self(const ms_mpi_channel *channel);

@@ -1,4 +1,5 @@
-/* transport.c: the transport between the ranks of several nodes: which way a call takes. */
+/* transport.c: the transport between the ranks of several nodes, for the cpu device: which way a
+ * call takes. */
 #include <errno.h>
 
 #include "comm/control/shm/bell.h"

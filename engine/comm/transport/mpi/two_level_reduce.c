@@ -209,8 +209,8 @@ static uint64_t nothing(ms_mpi_channel *channel, uint32_t node, char *data)
     return MS_AS_PIECES;
 }
 
-/* A header message takes the sum of this rank's slice along. It is where sum_at says: the whole is
- * one piece. */
+/* A header message takes the sum of this rank's slice along. It is where ms_sum_at says: the whole
+ * is one piece. */
 static uint64_t fill(ms_mpi_channel *channel, uint32_t node, char *data)
 {
     ms_sum r = ms_sum_begin(NULL, channel, channel->post.args);

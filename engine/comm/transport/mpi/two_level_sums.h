@@ -5,7 +5,7 @@
  * - A sum is added in the order of ranks of its node, or in the order of nodes. It does not depend
  *   on pieces.
  * - Only the rank that adds a sum of a slice, and MPI, touch it: it is in the room of the channel.
- * Sums of parts are in staging areas. */
+ *   Sums of parts are in staging areas. */
 #ifndef MOONSHARD_COMM_TRANSPORT_MPI_TWO_LEVEL_SUMS_H
 #define MOONSHARD_COMM_TRANSPORT_MPI_TWO_LEVEL_SUMS_H
 

@@ -1,12 +1,25 @@
 /* graphs.c: calls that are launched as graphs.
  *
- * A graph of NCCL must be launched by all members where one launches it: they would wait for each
- * other otherwise. So the choice depends on what all members know: that ranks use graphs
- * (ms_comm_use_graphs), and which calls have the same memory that stays
- * (ms_collective.fixed_address). Control compares it before the launch. The first TIMES calls of a
- * kind are launched by themselves, so that NCCL has connected for it; the next one is captured.
- * Graphs stay until the communicator is closed, and of so many kinds of calls that there are MOST,
- * others are launched by themselves.
+ * NCCL demands that all members of a communicator capture a call, or none does, and that all launch
+ * the graph of this one capture
+ * (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/cudagraph.html). Otherwise they
+ * would wait for each other. A script may do on one rank what it does not do on others, such as
+ * read a loss. So a call of NCCL is never a part of a larger graph: each call has a graph of its
+ * own, with the two kernels that tell the watchdog where it is (cuda/call.c).
+ *
+ * Whether a call is launched as a graph depends on what all members know. Ranks agree once to use
+ * graphs (ms_comm_use_graphs). From then on the choice follows from the order of the group's calls
+ * alone, and not from what a rank does at the time: a rank that has ended its loop follows the
+ * others, as in a join of ddp. Control compares the choice before the launch (ms_comm_args.graph).
+ *
+ * Callers say which calls have the same memory in each step (ms_collective.fixed_address): ddp for
+ * its buckets, where means are over the whole group, and fsdp for its blocks
+ * (fsdp/static_memory.c). Both do so for reductions only where native links reduce the bucket in
+ * place, since a script may replace a buffer on one rank.
+ *
+ * The first TIMES of a call that comes again are launched by themselves, so that NCCL has connected
+ * for it. The next one is captured. Graphs stay until the communicator is closed. A communicator
+ * has graphs for at most MOST different calls; others are launched by themselves.
  *
  * Left out are groups of which a process has two members, where NCCL does not vouch for graphs. */
 #include "comm/transport/nccl/graphs.h"

@@ -1,4 +1,7 @@
-/* nccl.c: the transport over NCCL joins and leaves, and is asked about memory and errors. */
+/* nccl.c: the transport over NCCL joins and leaves, and is asked about memory and errors.
+ *
+ * It is for the memory of GPUs. A user may name it on other devices, too (any_device): it joins
+ * there if the library says that it carries host memory, as the library for tests does. */
 #include "comm/transport/nccl/call.h"
 
 #include <string.h>

@@ -20,8 +20,8 @@
  *   stream; the first one in a communicator waits there until all members have come, as NCCL
  *   connects. Many calls may be on the stream. The GPU writes down which has started and which has
  *   ended (ms_nccl_in_flight): the time limit of a call begins when it has started. When the job
- * ends, the watchdog aborts, the stream goes on, and the host thread makes it fail when it finds
- * that the call is reached.
+ *   ends, the watchdog aborts, the stream goes on, and the host thread makes it fail when it finds
+ *   that the call is reached.
  * - NCCL adds in its own order, which depends on ranks and lengths: results repeat, but their bits
  *   are not those of other transports. In min and max of floats it may drop a NaN. A factor is
  *   rounded to the tensor's dtype before it multiplies.
@@ -35,10 +35,11 @@
  * - Limits of what NCCL takes of a GPU (CTAs) come from ms_comm_options; its own variables
  *   NCCL_MIN_CTAS and NCCL_MAX_CTAS have priority.
  * - A call that comes again with the same memory is launched as a graph (graphs.c). NCCL closes and
- * aborts a communicator only once all of its graphs are gone. So they go before it is closed; and
- * when it is aborted, after it was told and before it is freed, since a graph may be under way.
+ *   aborts a communicator only once all of its graphs are gone. So they go before it is closed; and
+ *   when it is aborted, after it was told and before it is freed, since a graph may be under way.
  * - How many multiprocessors of a GPU a call keeps cannot be asked. It is taken to be max_ctas, or
- *   16 where that is not given. */
+ *   16 where that is not given. Products of other streams are planned for the rest
+ *   (ms_stream_taken), which follows from the order of the host's calls alone. */
 #ifndef MOONSHARD_COMM_TRANSPORT_NCCL_STATE_H
 #define MOONSHARD_COMM_TRANSPORT_NCCL_STATE_H
 

@@ -1,6 +1,8 @@
 /* host_staging.h: calls on a device that has no CPU tasks: the tensors are copied to pinned memory
  * of the host, a function of the host does there what the task does on the CPU, and what this rank
- * gets is copied back. For comm/transport/shm/ only. */
+ * gets is copied back. So the bits of results are the CPU's. Ranks whose GPUs NCCL does not connect
+ * use it: ranks that share a GPU, and ranks that have slices of GPUs (MIG), which do not reach each
+ * other's memory. For comm/transport/shm/ only. */
 #ifndef MOONSHARD_COMM_TRANSPORT_SHM_HOST_STAGING_H
 #define MOONSHARD_COMM_TRANSPORT_SHM_HOST_STAGING_H
 

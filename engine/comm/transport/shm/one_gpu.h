@@ -8,7 +8,10 @@
  *   the host. The kernel is launched only after that has succeeded, and has ended when the second
  *   function is called.
  * - An element of a tensor is written by one rank only, and by none that does not also read the
- *   same element of all tensors before: so nothing is saved first.
+ *   same element of all tensors before: so nothing is saved first. In an all_reduce each rank has a
+ *   slice of all tensors.
+ * - The bits of results are the CPU's, subnormal numbers included. Only which NaN a result is may
+ *   differ.
  * - No rank leaves before the kernels of all have ended. If the job ends before that, a rank that
  *   closes waits for the calls of all before its memory goes (ms_local_settle). */
 #ifndef MOONSHARD_COMM_TRANSPORT_SHM_ONE_GPU_H

@@ -1,5 +1,5 @@
 /* one_gpu_args.h: what the host tells the kernel of a call between threads on one GPU (one_gpu.h).
- * Also for C++. For comm/transport/shm/ only. */
+ * Also for C++. For comm/transport/shm/ and comm/cuda/ only. */
 #ifndef MOONSHARD_COMM_TRANSPORT_SHM_ONE_GPU_ARGS_H
 #define MOONSHARD_COMM_TRANSPORT_SHM_ONE_GPU_ARGS_H
 

@@ -1,4 +1,5 @@
-/* p2p.h: how the two ranks of a send meet, whatever moves the bytes. For comm/transport/ only. */
+/* p2p.h: how the two ranks of a send meet; the same for each way to move the bytes. For
+ * comm/transport/ only. */
 #ifndef MOONSHARD_COMM_TRANSPORT_SHM_P2P_H
 #define MOONSHARD_COMM_TRANSPORT_SHM_P2P_H
 

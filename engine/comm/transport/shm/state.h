@@ -1,5 +1,5 @@
 /* state.h: the transport between the ranks of a node: memory of the heaps that all of them map, and
- * staging areas in them for data outside of heaps. For comm/transport/ only. */
+ * staging areas in them for data outside of heaps. For comm/transport/ and comm/traffic.c only. */
 #ifndef MOONSHARD_COMM_TRANSPORT_SHM_STATE_H
 #define MOONSHARD_COMM_TRANSPORT_SHM_STATE_H
 
