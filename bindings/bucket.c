@@ -622,15 +622,16 @@ ms_status ms_lua_bucket_hook(void *user, ms_bucket *bucket, ms_tensor **result, 
     /* A new serial ends handles of earlier buckets, should one have been missed. */
     *life = (bucket_life){ .serial = life->serial + 1, .bucket = bucket };
     /* The first bucket of a pass: what is live now is not the links' own. */
-    if (bucket->index == 0) callback->runtime->live_before_links = ms_engine_memory(engine).live;
+    if (bucket->index == 0)
+        callback->runtime->memory.live_before_links = ms_engine_memory(engine).live;
     ms_status status = run_hook(L, callback, bucket, result, ready);
     end_life(L, life);
     lua_settop(L, top);
     ms_engine_set_script(engine, script);
     /* Tensors that links have made and no longer use are collected now if they are large, not at
      * the end of the step. */
-    if (ms_lua_collect_above(L, callback->runtime, callback->runtime->live_before_links))
-        callback->runtime->live_before_links = ms_engine_memory(engine).live;
+    if (ms_lua_collect_above(L, callback->runtime, callback->runtime->memory.live_before_links))
+        callback->runtime->memory.live_before_links = ms_engine_memory(engine).live;
     return status;
 }
 

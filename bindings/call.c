@@ -136,7 +136,7 @@ ms_status ms_lua_hook(lua_State *L, ms_runtime *runtime, int arguments, int resu
 bool ms_lua_is_noted(const ms_runtime *runtime, const char *message)
 {
     char beginning[MS_ERROR_MESSAGE_BYTES / 4];
-    snprintf(beginning, sizeof beginning, "%.*s", (int)sizeof beginning - 1, runtime->exit_message);
+    snprintf(beginning, sizeof beginning, "%.*s", (int)sizeof beginning - 1, runtime->exit.message);
     return *beginning && strstr(message, beginning);
 }
 
@@ -148,9 +148,9 @@ void ms_lua_note_exit(ms_runtime *runtime, const ms_error *error)
     bool is_cause = error->status >= MS_ERROR_NOT_FOUND || error->status == MS_ERROR_MEMORY;
     if (!is_cause && ms_lua_is_noted(runtime, error->message)) return;
     /* 3 for data and files, 8 for memory, 1 for everything else. */
-    runtime->exit_code = error->status >= MS_ERROR_NOT_FOUND ? 3 : 1;
-    if (error->status == MS_ERROR_MEMORY) runtime->exit_code = 8;
-    snprintf(runtime->exit_message, sizeof runtime->exit_message, "%s", error->message);
+    runtime->exit.code = error->status >= MS_ERROR_NOT_FOUND ? 3 : 1;
+    if (error->status == MS_ERROR_MEMORY) runtime->exit.code = 8;
+    snprintf(runtime->exit.message, sizeof runtime->exit.message, "%s", error->message);
 }
 
 /* Raises; the caller owns nothing at this point. A callback's error is taken out of the registry
@@ -170,7 +170,7 @@ void ms_lua_ok(lua_State *L, ms_status status)
         runtime->engine ? ms_engine_error(runtime->engine) : &runtime->context.error;
     ms_lua_note_exit(runtime, error);
     /* After the job's end an error of the engine is, or follows from, its cause. */
-    runtime->knows_end |= ms_lua_job_has_ended(runtime);
+    runtime->job.knows_end |= ms_lua_job_has_ended(runtime);
     ms_lua_error(L, "%s", error->message);
 }
 

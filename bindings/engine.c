@@ -21,7 +21,7 @@
 static void meet_ranks(lua_State *L, ms_runtime *runtime, const char *group, uint32_t rank,
                        uint32_t size)
 {
-    if (runtime->rendezvous)
+    if (runtime->job.rendezvous)
         ms_lua_error(L, "init: this is a rank of a job already: the launcher has made its group "
                         "(MOONSHARD_TRANSPORT in its environment says how tensors travel)");
     if (lua_getfield(L, 1, "rendezvous") != LUA_TSTRING)
@@ -35,7 +35,7 @@ static void meet_ranks(lua_State *L, ms_runtime *runtime, const char *group, uin
         .heap_bytes = (uint64_t)ms_lua_field_integer(L, 1, "memory_bytes", 0, 0, INT64_MAX)
     };
     if (ms_rendezvous_meet(&runtime->context, &options, lua_tostring(L, -1), rank,
-                           &runtime->rendezvous))
+                           &runtime->job.rendezvous))
         luaL_error(L, "%s", runtime->context.error.message);
     lua_pop(L, 1);
 }
@@ -57,7 +57,7 @@ static bool has_group_options(lua_State *L)
 static void place_fake(lua_State *L, ms_runtime *runtime, uint32_t size)
 {
     uint32_t next = 0;
-    runtime->fake_by_ranks = ms_lua_field_boolean(L, 1, "sum_by_ranks", false);
+    runtime->fake.by_ranks = ms_lua_field_boolean(L, 1, "sum_by_ranks", false);
     if (lua_getfield(L, 1, "hosts") != LUA_TNIL) {
         luaL_checktype(L, -1, LUA_TTABLE);
         uint32_t nodes = (uint32_t)lua_rawlen(L, -1);
@@ -68,13 +68,13 @@ static void place_fake(lua_State *L, ms_runtime *runtime, uint32_t size)
             if (ranks < 1 || ranks > (lua_Integer)(size - next))
                 ms_lua_error(L, "init: hosts have %d ranks in all, each at least 1", (int)size);
             for (lua_Integer i = 0; i < ranks; i++, next++)
-                if (next < MS_LOCAL_RANKS_MAX) runtime->fake_nodes[next] = (uint16_t)h;
+                if (next < MS_LOCAL_RANKS_MAX) runtime->fake.nodes[next] = (uint16_t)h;
         }
         if (next != size) ms_lua_error(L, "init: hosts have %d ranks of %d", (int)next, (int)size);
         if (size > MS_LOCAL_RANKS_MAX)
             ms_lua_error(L, "init: %d ranks on %d hosts: over several hosts a job has at most %d",
                          (int)size, (int)nodes, MS_LOCAL_RANKS_MAX);
-        runtime->fake_has_nodes = true;
+        runtime->fake.has_nodes = true;
     }
     lua_pop(L, 1);
 }
@@ -100,11 +100,11 @@ static void configure_world(lua_State *L, ms_runtime *runtime)
     if (size == 0) ms_lua_error(L, "init: a group needs its world_size");
     uint32_t rank = (uint32_t)ms_lua_field_integer(L, 1, "rank", 0, 0, (int64_t)size - 1);
     if (group == FAKE) {
-        runtime->fake_size = size;
+        runtime->fake.size = size;
         place_fake(L, runtime, size);
     } else meet_ranks(L, runtime, groups[group], rank, size);
     if (group != FAKE) strcpy(runtime->transport_text, groups[group]);
-    runtime->rank = rank;
+    runtime->job.rank = rank;
 }
 
 /* Option `name` as a text in `text`, which lives as long as the runtime: the setting points to it.
@@ -169,11 +169,11 @@ static int configure(lua_State *L)
         settings.rates = &runtime->rates;
     }
     lua_pop(L, 1);
-    bool share_gpu = ms_lua_field_boolean(L, 1, "share_gpu", runtime->share_gpu);
-    bool near_gpu = ms_lua_field_boolean(L, 1, "near_gpu", runtime->near_gpu);
+    bool share_gpu = ms_lua_field_boolean(L, 1, "share_gpu", runtime->placement.share_gpu);
+    bool near_gpu = ms_lua_field_boolean(L, 1, "near_gpu", runtime->placement.near_gpu);
     configure_world(L, runtime);
-    runtime->share_gpu = share_gpu;
-    runtime->near_gpu = near_gpu;
+    runtime->placement.share_gpu = share_gpu;
+    runtime->placement.near_gpu = near_gpu;
     runtime->settings = settings;
     return 0;
 }
@@ -240,7 +240,7 @@ static int seed(lua_State *L)
     /* The next draw is the first of this seed. */
     random.draw = 0;
     /* Inside a step its number stays, as step_begin has set it. */
-    if (!ms_lua_runtime(L)->step_serial) random.step = 0;
+    if (!ms_lua_runtime(L)->steps.serial) random.step = 0;
     ms_engine_set_random(engine, random);
     return 0;
 }

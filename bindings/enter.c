@@ -28,13 +28,14 @@ static bool collect_when_full(void *user);
 static void start_engine(lua_State *L, ms_runtime *runtime)
 {
     uint32_t threads = runtime->settings.threads;
-    if (!runtime->rendezvous
-        && ms_lua_adopt(&runtime->context, &runtime->rendezvous, &runtime->rank))
+    if (!runtime->job.rendezvous
+        && ms_lua_adopt(&runtime->context, &runtime->job.rendezvous, &runtime->job.rank))
         could_not_start(L, runtime, &runtime->context.error);
     /* Ranks of one machine share its cores. */
-    if (runtime->rendezvous && !runtime->settings.threads)
-        runtime->settings.threads = ms_rendezvous_threads(runtime->rendezvous);
-    runtime->settings.crowded = runtime->rendezvous && ms_rendezvous_crowded(runtime->rendezvous);
+    if (runtime->job.rendezvous && !runtime->settings.threads)
+        runtime->settings.threads = ms_rendezvous_threads(runtime->job.rendezvous);
+    runtime->settings.crowded =
+        runtime->job.rendezvous && ms_rendezvous_crowded(runtime->job.rendezvous);
     ms_lua_choose_gpu(L, runtime);
     ms_cores cores;
     int32_t node = ms_lua_go_near_gpu(runtime, threads, &cores);
@@ -44,18 +45,19 @@ static void start_engine(lua_State *L, ms_runtime *runtime)
     ms_group *world = NULL;
     ms_status status = MS_OK;
     /* On the sim device, `check` reads the list of collectives. */
-    if (runtime->fake_size) {
-        ms_fake_world fake = { .rank = runtime->rank,
-                               .size = runtime->fake_size,
-                               .node_of = runtime->fake_has_nodes ? runtime->fake_nodes : NULL,
-                               .sum_by_ranks = runtime->fake_by_ranks };
+    if (runtime->fake.size) {
+        ms_fake_world fake = { .rank = runtime->job.rank,
+                               .size = runtime->fake.size,
+                               .node_of = runtime->fake.has_nodes ? runtime->fake.nodes : NULL,
+                               .sum_by_ranks = runtime->fake.by_ranks };
         status = ms_comm_open_fake_on(engine, &fake, &world);
         if (!status) ms_comm_record(engine, ms_engine_is_sim(engine));
-    } else if (runtime->rendezvous) {
+    } else if (runtime->job.rendezvous) {
         ms_comm_options options = { .transport =
                                         *runtime->transport_text ? runtime->transport_text : NULL,
                                     .one_gpu = ms_lua_shares_one_gpu(runtime) };
-        status = ms_comm_open_with(engine, runtime->rendezvous, runtime->rank, &options, &world);
+        status =
+            ms_comm_open_with(engine, runtime->job.rendezvous, runtime->job.rank, &options, &world);
     }
     if (status) {
         error = *ms_engine_error(engine);
@@ -71,8 +73,8 @@ static void start_engine(lua_State *L, ms_runtime *runtime)
  * another's. The number depends on calls of the script alone, as memory pressure does. */
 static bool has_many_lasting(const ms_runtime *runtime)
 {
-    size_t most = runtime->handles_after;
-    return runtime->lasting > (most > LASTING_MOST ? most : LASTING_MOST);
+    size_t most = runtime->alive.after;
+    return runtime->alive.lasting > (most > LASTING_MOST ? most : LASTING_MOST);
 }
 
 /* May raise, so it runs before a bound function owns anything. Collecting under memory pressure
@@ -99,7 +101,7 @@ ms_engine *ms_lua_enter_inside(lua_State *L)
 static void hear_of_end(lua_State *L, ms_runtime *runtime)
 {
     if (!ms_lua_job_has_ended(runtime)) return;
-    runtime->knows_end = true;
+    runtime->job.knows_end = true;
     ms_lua_ok(L, ms_comm_check(runtime->engine));
 }
 
@@ -121,7 +123,7 @@ ms_engine *ms_lua_enter(lua_State *L)
                                    ? ms_strings_get(ms_engine_strings(engine), script)
                                    : NULL);
     runtime->shown_script = script;
-    if (!runtime->knows_end) hear_of_end(L, runtime);
+    if (!runtime->job.knows_end) hear_of_end(L, runtime);
     return engine;
 }
 
@@ -141,8 +143,8 @@ void ms_lua_collect(lua_State *L, ms_runtime *runtime)
     }
     /* The mark of memory pressure moves, whether or not much came back. */
     ms_engine_relieved(runtime->engine, ms_lua_heap(L));
-    runtime->lasting = 0;
-    runtime->handles_after = runtime->handle_count;
+    runtime->alive.lasting = 0;
+    runtime->alive.after = runtime->alive.count;
 }
 
 /* The pool asks for it when memory is used up, in the middle of a call, which a hook may have made
@@ -162,7 +164,7 @@ ms_random ms_lua_own_draw(lua_State *L)
 {
     const ms_runtime *runtime = ms_lua_runtime(L);
     ms_random random = ms_engine_draw(runtime->engine);
-    random.seed = ms_seed_of_rank(random.seed, runtime->rank);
+    random.seed = ms_seed_of_rank(random.seed, runtime->job.rank);
     return random;
 }
 

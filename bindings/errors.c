@@ -18,7 +18,7 @@ static int exit_code(lua_State *L)
 {
     const ms_runtime *runtime = ms_lua_runtime(L);
     const char *message = luaL_checkstring(L, 1);
-    int code = ms_lua_is_noted(runtime, message) ? runtime->exit_code : 1;
+    int code = ms_lua_is_noted(runtime, message) ? runtime->exit.code : 1;
     lua_pushinteger(L, strstr(message, "not enough memory") ? 8 : code);
     return 1;
 }
@@ -62,8 +62,8 @@ static int raise(lua_State *L)
     const char *message = luaL_checkstring(L, 1);
     if (!lua_isnoneornil(L, 2)) {
         ms_runtime *runtime = ms_lua_runtime(L);
-        runtime->exit_code = (int)luaL_checkinteger(L, 2);
-        snprintf(runtime->exit_message, sizeof runtime->exit_message, "%s", message);
+        runtime->exit.code = (int)luaL_checkinteger(L, 2);
+        snprintf(runtime->exit.message, sizeof runtime->exit.message, "%s", message);
     }
     return ms_lua_error(L, "%s", message);
 }
@@ -77,8 +77,8 @@ static int refuse(lua_State *L)
     const char *message = luaL_checkstring(L, 1);
     luaL_checkstring(L, 2);
     lua_settop(L, 2);
-    runtime->exit_code = 3;
-    snprintf(runtime->exit_message, sizeof runtime->exit_message, "%s", message);
+    runtime->exit.code = 3;
+    snprintf(runtime->exit.message, sizeof runtime->exit.message, "%s", message);
     lua_pushnil(L);
     lua_insert(L, 1);
     return 3;

@@ -70,7 +70,7 @@ static int fsdp_flat(lua_State *L)
     ms_fsdp *fsdp = ms_lua_fsdp(L);
     ms_tensor **parameters = ms_lua_tensor_list(L, 2, &count), *shard = NULL;
     ms_lua_refuse_in_hook(L, "flat", "make parameters flat before training");
-    if (ms_lua_runtime(L)->step_serial)
+    if (ms_lua_runtime(L)->steps.serial)
         return ms_lua_error(L, "flat: inside a step; make parameters flat before training");
     ms_handle *handle = ms_lua_new_handle(L);
     ms_lua_ok(L, ms_fsdp_shard(fsdp, parameters, count, &shard));

@@ -171,11 +171,11 @@ static int backward(lua_State *L)
     bool retain = ms_lua_field_boolean(L, 2, "retain_graph", false);
     /* What the forward pass dropped is not needed any more: without it backward can write where it
      * was. */
-    ms_lua_collect_above(L, runtime, runtime->live_after_backward);
+    ms_lua_collect_above(L, runtime, runtime->memory.live_after_backward);
     ms_lua_ok(L, ms_backward(engine, &t, gradient ? &gradient : NULL, 1, retain));
     /* Only a pass that has succeeded counts. */
     runtime->backwards++;
-    runtime->live_after_backward = ms_engine_memory(engine).live;
+    runtime->memory.live_after_backward = ms_engine_memory(engine).live;
     return 0;
 }
 

@@ -11,20 +11,20 @@
 void ms_handles_release_dropped(ms_runtime *runtime, uint64_t step, uint64_t begin, uint64_t end)
 {
     size_t kept = 0;
-    for (size_t i = 0; i < runtime->dropped_count; i++) {
-        ms_dropped dropped = runtime->dropped[i];
+    for (size_t i = 0; i < runtime->alive.dropped_count; i++) {
+        ms_dropped dropped = runtime->alive.dropped[i];
         if ((step == 0 || dropped.step == step) && dropped.order > begin && dropped.order <= end)
             ms_tensor_release(dropped.tensor);
-        else runtime->dropped[kept++] = dropped;
+        else runtime->alive.dropped[kept++] = dropped;
     }
-    runtime->dropped_count = kept;
+    runtime->alive.dropped_count = kept;
 }
 
 /* A handle that is kept, or was never filled, is in no list; both pointers are NULL then. */
 static void unlink_handle(ms_handle *handle)
 {
     ms_runtime *runtime = handle->runtime;
-    ms_handle **first = handle->spent ? &runtime->spent : &runtime->handles;
+    ms_handle **first = handle->spent ? &runtime->alive.spent : &runtime->alive.latest;
     if (handle->previous) handle->previous->next = handle->next;
     else if (*first == handle) *first = handle->next;
     if (handle->next) handle->next->previous = handle->previous;
@@ -42,9 +42,9 @@ static void drop_later(ms_handle *handle)
     bool spent = handle->spent;
     unlink_handle(handle);
     /* There is room for every handle that lives: ms_lua_new_handle made it. */
-    runtime->dropped[runtime->dropped_count++] =
+    runtime->alive.dropped[runtime->alive.dropped_count++] =
         (ms_dropped){ .tensor = handle->tensor,
-                      .step = spent                          ? runtime->step_serial
+                      .step = spent                          ? runtime->steps.serial
                               : handle->kept || handle->held ? 0
                                                              : handle->step,
                       .order = handle->order };
@@ -69,7 +69,7 @@ static int handle_gc(lua_State *L)
     if (!handle || handle->magic != MS_HANDLE_MAGIC) return 0;
     drop_later(handle);
     handle->magic = 0;
-    handle->runtime->handle_count--;
+    handle->runtime->alive.count--;
     return 0;
 }
 
@@ -79,8 +79,10 @@ ms_handle *ms_lua_new_handle(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
     /* Room for every live handle and this one: finalizers must not allocate. */
-    if (ms_grow(&runtime->context, (void **)&runtime->dropped, &runtime->dropped_capacity,
-                runtime->dropped_count + runtime->handle_count + 1, sizeof *runtime->dropped))
+    if (ms_grow(&runtime->context, (void **)&runtime->alive.dropped,
+                &runtime->alive.dropped_capacity,
+                runtime->alive.dropped_count + runtime->alive.count + 1,
+                sizeof *runtime->alive.dropped))
         luaL_error(L, "%s", runtime->context.error.message);
     ms_handle *handle = lua_newuserdatauv(L, sizeof *handle, 1);
     memset(handle, 0, sizeof *handle);
@@ -88,7 +90,7 @@ ms_handle *ms_lua_new_handle(lua_State *L)
     handle->runtime = runtime;
     /* What a script would read if an error left it in a table. */
     handle->gone = "was never filled";
-    runtime->handle_count++;
+    runtime->alive.count++;
     luaL_setmetatable(L, MS_TENSOR_TYPE);
     return handle;
 }
@@ -100,18 +102,18 @@ void ms_handle_fill(ms_handle *handle, ms_tensor *owned)
     ms_runtime *runtime = handle->runtime;
     handle->tensor = owned;
     handle->gone = NULL;
-    handle->step = runtime->step_serial;
+    handle->step = runtime->steps.serial;
     handle->script = ms_engine_script(runtime->engine);
-    handle->order = ++runtime->orders;
-    handle->next = runtime->handles;
+    handle->order = ++runtime->alive.orders;
+    handle->next = runtime->alive.latest;
     if (handle->next) handle->next->previous = handle;
-    runtime->handles = handle;
+    runtime->alive.latest = handle;
 }
 
 /* From now on the handle does not end with a step. */
 static void note_lasting(const ms_handle *handle)
 {
-    if (!handle->kept && (!handle->held || handle->spent)) handle->runtime->lasting++;
+    if (!handle->kept && (!handle->held || handle->spent)) handle->runtime->alive.lasting++;
 }
 
 /* It leaves the list of handles that end with their step; whoever keeps it releases it, or the
@@ -136,13 +138,13 @@ void ms_handle_hold(ms_handle *handle)
 void ms_handle_spend(ms_handle *handle)
 {
     ms_runtime *runtime = handle->runtime;
-    if (!handle->tensor || !handle->held || handle->kept || handle->spent || !runtime->step_serial)
+    if (!handle->tensor || !handle->held || handle->kept || handle->spent || !runtime->steps.serial)
         return;
-    handle->next = runtime->spent;
+    handle->next = runtime->alive.spent;
     if (handle->next) handle->next->previous = handle;
-    runtime->spent = handle;
+    runtime->alive.spent = handle;
     handle->spent = true;
-    if (runtime->lasting > 0) runtime->lasting--;
+    if (runtime->alive.lasting > 0) runtime->alive.lasting--;
 }
 
 /* The handle is empty before the tensor is released, because a release may free callbacks. */
@@ -157,13 +159,13 @@ void ms_handle_drop(ms_handle *handle, const char *why)
 }
 
 /* A number to compare with: handles that are made later have higher ones. */
-uint64_t ms_handle_count(const ms_runtime *runtime) { return runtime->orders; }
+uint64_t ms_handle_count(const ms_runtime *runtime) { return runtime->alive.orders; }
 
 /* Handles are in the order in which they were made, the latest first, so the walk ends at the first
  * one that is older than `begin`. */
 void ms_handles_drop(ms_runtime *runtime, uint64_t begin, uint64_t end, const char *why)
 {
-    ms_handle *handle = runtime->handles;
+    ms_handle *handle = runtime->alive.latest;
     while (handle && handle->order > begin) {
         ms_handle *next = handle->next;
         if (handle->order <= end) ms_handle_drop(handle, why);

@@ -17,7 +17,7 @@ static int rank(lua_State *L)
     const ms_runtime *runtime = ms_lua_runtime(L);
     /* A fake world's rank is known to the engine; before that, the setting is. */
     const ms_group *world = runtime->engine ? ms_comm_world(runtime->engine) : NULL;
-    lua_pushinteger(L, world ? ms_group_rank(world) : runtime->rank);
+    lua_pushinteger(L, world ? ms_group_rank(world) : runtime->job.rank);
     return 1;
 }
 
@@ -30,7 +30,7 @@ static int comm_step(lua_State *L)
     ms_engine *engine = ms_lua_enter(L);
     ms_runtime *runtime = ms_lua_runtime(L);
     uint8_t values[MS_REQUESTS];
-    ms_comm_step(engine, ++runtime->step_serials, luaL_checkinteger(L, 1), values);
+    ms_comm_step(engine, ++runtime->steps.announced, luaL_checkinteger(L, 1), values);
     for (int kind = 0; kind < MS_REQUESTS; kind++) {
         if (values[kind]) lua_pushinteger(L, values[kind]);
         else lua_pushnil(L);
@@ -45,9 +45,9 @@ static int comm_steps(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
     lua_Integer count = luaL_optinteger(L, 1, 0);
-    if (count > 0 && (uint64_t)count > runtime->step_serials)
-        runtime->step_serials = (uint64_t)count;
-    lua_pushinteger(L, (lua_Integer)runtime->step_serials);
+    if (count > 0 && (uint64_t)count > runtime->steps.announced)
+        runtime->steps.announced = (uint64_t)count;
+    lua_pushinteger(L, (lua_Integer)runtime->steps.announced);
     return 1;
 }
 
@@ -57,9 +57,9 @@ static int comm_request(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
     int64_t number = ms_lua_integer(L, 1, 1, 255, "signal");
-    if (runtime->rendezvous)
-        ms_rendezvous_request(runtime->rendezvous, MS_REQUEST_STOP, (uint8_t)number);
-    lua_pushboolean(L, runtime->rendezvous != NULL);
+    if (runtime->job.rendezvous)
+        ms_rendezvous_request(runtime->job.rendezvous, MS_REQUEST_STOP, (uint8_t)number);
+    lua_pushboolean(L, runtime->job.rendezvous != NULL);
     return 1;
 }
 
@@ -69,8 +69,9 @@ static int comm_request(lua_State *L)
 static int comm_reload(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
-    if (runtime->rendezvous) ms_rendezvous_request(runtime->rendezvous, MS_REQUEST_RELOAD, 1);
-    lua_pushboolean(L, runtime->rendezvous != NULL);
+    if (runtime->job.rendezvous)
+        ms_rendezvous_request(runtime->job.rendezvous, MS_REQUEST_RELOAD, 1);
+    lua_pushboolean(L, runtime->job.rendezvous != NULL);
     return 1;
 }
 
@@ -92,7 +93,7 @@ static int comm_cause(lua_State *L)
                                            "raised", "died",     "stopped" };
     const ms_runtime *runtime = ms_lua_runtime(L);
     ms_abort_record cause;
-    if (!runtime->rendezvous || !ms_rendezvous_cause(runtime->rendezvous, &cause)) return 0;
+    if (!runtime->job.rendezvous || !ms_rendezvous_cause(runtime->job.rendezvous, &cause)) return 0;
     lua_pushstring(L, reasons[cause.reason]);
     lua_pushinteger(L, cause.error.rank);
     lua_pushstring(L, cause.error.message);
@@ -106,15 +107,16 @@ static int comm_leave(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
     const char *message = luaL_optstring(L, 1, NULL);
-    runtime->knows_end = true;
+    runtime->job.knows_end = true;
     if (runtime->engine && ms_comm_world(runtime->engine)) ms_comm_leave(runtime->engine, message);
-    else if (runtime->rendezvous) {
+    else if (runtime->job.rendezvous) {
         char text[MS_ERROR_MESSAGE_BYTES];
-        snprintf(text, sizeof text, "because rank %u: %.900s", runtime->rank,
+        snprintf(text, sizeof text, "because rank %u: %.900s", runtime->job.rank,
                  message ? message : "");
         if (message)
-            ms_rendezvous_abort(runtime->rendezvous, MS_ABORT_RAISED, (int32_t)runtime->rank, text);
-        ms_rendezvous_left(runtime->rendezvous, runtime->rank);
+            ms_rendezvous_abort(runtime->job.rendezvous, MS_ABORT_RAISED,
+                                (int32_t)runtime->job.rank, text);
+        ms_rendezvous_left(runtime->job.rendezvous, runtime->job.rank);
     }
     return 0;
 }

@@ -285,20 +285,20 @@ static int code_of(ms_abort_reason reason)
 static void leave_job(ms_runtime *runtime)
 {
     ms_abort_record cause;
-    ms_cluster_await_others(runtime->rendezvous);
-    if (!ms_rendezvous_cause(runtime->rendezvous, &cause)) return;
+    ms_cluster_await_others(runtime->job.rendezvous);
+    if (!ms_rendezvous_cause(runtime->job.rendezvous, &cause)) return;
     int code = code_of(cause.reason);
     /* Launchers send these when the first process has ended. */
     signal(SIGTERM, SIG_IGN);
     signal(SIGHUP, SIG_IGN);
-    ms_cluster_set_code(runtime->rendezvous, runtime->rank, code);
-    ms_cluster_await_report(runtime->rendezvous, MS_REPORT_NS);
+    ms_cluster_set_code(runtime->job.rendezvous, runtime->job.rank, code);
+    ms_cluster_await_report(runtime->job.rendezvous, MS_REPORT_NS);
     fflush(NULL);
     _exit(code);
 }
 
-/* Agents ask ranks by SIGUSR2 where their script is. The program has a handler; in an application without
- * one the signal would end the process. */
+/* Agents ask ranks by SIGUSR2 where their script is. The program has a handler; in an application
+ * without one the signal would end the process. */
 static void ignore_question(void)
 {
     struct sigaction now;
@@ -341,7 +341,7 @@ static int join(lua_State *L)
     ms_lua_join(L, place.rendezvous, place.rank);
     ms_rendezvous_release(place.rendezvous);
     if (ms_lua_field_boolean(L, 1, "leaves", false)) {
-        runtime->leave = leave_job;
+        runtime->job.leave = leave_job;
         ignore_question();
     }
     push_place(L, &place);

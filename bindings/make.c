@@ -158,7 +158,7 @@ static ms_random read_random(lua_State *L, int index)
     else random = ms_engine_draw(ms_lua_runtime(L)->engine);
     lua_pop(L, 1);
     if (ms_lua_field_boolean(L, index, "per_rank", false))
-        random.seed = ms_seed_of_rank(random.seed, ms_lua_runtime(L)->rank);
+        random.seed = ms_seed_of_rank(random.seed, ms_lua_runtime(L)->job.rank);
     return random;
 }
 
@@ -502,7 +502,7 @@ static int flat(lua_State *L)
     ms_engine *engine = ms_lua_enter(L);
     uint32_t count = 0;
     ms_lua_refuse_in_hook(L, "flat", "make parameters flat before training");
-    if (ms_lua_runtime(L)->step_serial)
+    if (ms_lua_runtime(L)->steps.serial)
         return ms_lua_error(L, "flat: inside a step; make parameters flat before training");
     ms_tensor **leaves = ms_lua_tensor_list(L, 1, &count), *made = NULL;
     ms_handle *handle = ms_lua_new_handle(L);

@@ -176,10 +176,10 @@ MS_API void ms_lua_log(lua_State *L, ms_log_function log, void *user)
 MS_API void ms_lua_join(lua_State *L, ms_rendezvous *rendezvous, uint32_t rank)
 {
     ms_runtime *runtime = push_runtime(L);
-    if (runtime->engine || runtime->rendezvous)
+    if (runtime->engine || runtime->job.rendezvous)
         luaL_error(L, "moonshard: a Lua state becomes a rank once, before its engine starts");
-    runtime->rendezvous = ms_rendezvous_retain(rendezvous);
-    runtime->rank = rank;
+    runtime->job.rendezvous = ms_rendezvous_retain(rendezvous);
+    runtime->job.rank = rank;
     runtime->context.activity = ms_rendezvous_activity(rendezvous, rank);
     lua_pop(L, 3);
 }
@@ -187,7 +187,7 @@ MS_API void ms_lua_join(lua_State *L, ms_rendezvous *rendezvous, uint32_t rank)
 /* All ranks of its job are threads of this process. */
 MS_API void ms_lua_is_thread(lua_State *L)
 {
-    push_runtime(L)->is_thread = true;
+    push_runtime(L)->job.is_thread = true;
     lua_pop(L, 3);
 }
 
@@ -195,8 +195,8 @@ MS_API void ms_lua_is_thread(lua_State *L)
 MS_API ms_rendezvous *ms_lua_rendezvous(lua_State *L, uint32_t *rank)
 {
     ms_runtime *runtime = push_runtime(L);
-    ms_rendezvous *rendezvous = runtime->rendezvous;
-    if (rank) *rank = runtime->rank;
+    ms_rendezvous *rendezvous = runtime->job.rendezvous;
+    if (rank) *rank = runtime->job.rank;
     lua_pop(L, 3);
     return rendezvous;
 }

@@ -54,29 +54,30 @@ void *ms_lua_unbox(lua_State *L, int index, const char *type)
 void ms_lua_make_room(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
-    uint64_t after = runtime->outside_after, least = after / 2;
+    uint64_t after = runtime->memory.outside_after, least = after / 2;
     if (least < OUTSIDE_LEAST) least = OUTSIDE_LEAST;
-    if (least < runtime->heap_after) least = runtime->heap_after;
-    if (ms_grow(&runtime->context, (void **)&runtime->shared, &runtime->shared_capacity,
-                runtime->shared_count + 2, sizeof *runtime->shared))
+    if (least < runtime->memory.heap_after) least = runtime->memory.heap_after;
+    if (ms_grow(&runtime->context, (void **)&runtime->memory.shared,
+                &runtime->memory.shared_capacity, runtime->memory.shared_count + 2,
+                sizeof *runtime->memory.shared))
         luaL_error(L, "%s", runtime->context.error.message);
-    if (runtime->outside_bytes <= after + least) return;
+    if (runtime->memory.outside_bytes <= after + least) return;
     lua_gc(L, LUA_GCCOLLECT);
-    runtime->outside_after = runtime->outside_bytes;
-    runtime->heap_after = ms_lua_heap(L);
+    runtime->memory.outside_after = runtime->memory.outside_bytes;
+    runtime->memory.heap_after = ms_lua_heap(L);
 }
 
 void ms_lua_box_holds(lua_State *L, void **of, uint64_t bytes)
 {
     ((box *)of)->bytes += bytes;
-    runtime_of(L)->outside_bytes += bytes;
+    runtime_of(L)->memory.outside_bytes += bytes;
 }
 
 /* NULL: no box holds it. There are few such objects at a time. */
 static shared_memory *find_shared(const ms_runtime *runtime, const void *key)
 {
-    for (size_t i = runtime->shared_count; i > 0; i--)
-        if (runtime->shared[i - 1].key == key) return &runtime->shared[i - 1];
+    for (size_t i = runtime->memory.shared_count; i > 0; i--)
+        if (runtime->memory.shared[i - 1].key == key) return &runtime->memory.shared[i - 1];
     return NULL;
 }
 
@@ -85,9 +86,9 @@ void ms_lua_box_shares(lua_State *L, void **of, const void *key, uint64_t bytes)
     ms_runtime *runtime = runtime_of(L);
     shared_memory *shared = find_shared(runtime, key);
     if (!shared) {
-        shared = &runtime->shared[runtime->shared_count++];
+        shared = &runtime->memory.shared[runtime->memory.shared_count++];
         *shared = (shared_memory){ .key = key, .bytes = bytes };
-        runtime->outside_bytes += bytes;
+        runtime->memory.outside_bytes += bytes;
     }
     shared->boxes++;
     ((box *)of)->shared = key;
@@ -100,10 +101,10 @@ void ms_lua_box_empty(lua_State *L, void **of)
     box *emptied = (box *)of;
     shared_memory *shared =
         emptied->shared && !runtime->closed ? find_shared(runtime, emptied->shared) : NULL;
-    runtime->outside_bytes -= emptied->bytes;
+    runtime->memory.outside_bytes -= emptied->bytes;
     if (shared && --shared->boxes == 0) {
-        runtime->outside_bytes -= shared->bytes;
-        *shared = runtime->shared[--runtime->shared_count];
+        runtime->memory.outside_bytes -= shared->bytes;
+        *shared = runtime->memory.shared[--runtime->memory.shared_count];
     }
     *emptied = (box){ .object = NULL };
 }

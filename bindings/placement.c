@@ -16,8 +16,8 @@ static void share_gpu(lua_State *L, ms_runtime *runtime, uint32_t here, uint32_t
     const char *own = os->environment(os->user, "NCCL_HOSTID"),
                *several = os->environment(os->user, "NCCL_MULTI_RANK_GPU_ENABLE");
     bool is_ready = (own && *own) || (several && strcmp(several, "1") == 0);
-    uint32_t gpu = runtime->gpu;
-    if (here < ms_rendezvous_ranks(runtime->rendezvous))
+    uint32_t gpu = runtime->placement.gpu;
+    if (here < ms_rendezvous_ranks(runtime->job.rendezvous))
         ms_lua_error(L, "moonshard could not start: --share-gpu: ranks of several hosts exchange "
                         "tensors by NCCL, which needs a GPU for each rank: start as many ranks as "
                         "there are GPUs on each host");
@@ -28,7 +28,7 @@ static void share_gpu(lua_State *L, ms_runtime *runtime, uint32_t here, uint32_t
                         "NCCL_MULTI_RANK_GPU_ENABLE=1 for NCCL 2.30 or later");
     if (!*runtime->transport_text) strcpy(runtime->transport_text, "local");
     runtime->settings.sharers = (here - gpu + gpus - 1) / gpus;
-    runtime->shared_gpus = gpus;
+    runtime->placement.shared_gpus = gpus;
 }
 
 /* More ranks than GPUs. */
@@ -79,47 +79,49 @@ void ms_lua_choose_gpu(lua_State *L, ms_runtime *runtime)
     const char *name = runtime->settings.device,
                *shown = os->environment(os->user, "CUDA_VISIBLE_DEVICES"),
                *all = os->environment(os->user, MS_SLICES_VARIABLE);
-    if (!name || strcmp(name, "cuda") != 0 || !runtime->rendezvous) return;
-    uint32_t place = ms_rendezvous_place(runtime->rendezvous, runtime->rank, &here);
+    if (!name || strcmp(name, "cuda") != 0 || !runtime->job.rendezvous) return;
+    uint32_t place = ms_rendezvous_place(runtime->job.rendezvous, runtime->job.rank, &here);
     if (here == 1 || ms_gpus(os, found, GPUS_MOST, &gpus, &driver, &error) || gpus == 0) return;
     bool is_launched = !ms_cluster_launched(&runtime->context, &launched) && *launched.name;
     bool is_slice = are_slices(found, gpus < GPUS_MOST ? gpus : GPUS_MOST);
-    runtime->has_slice = gpus == 1 && is_slice && ms_mig_slices(all) > 1;
-    if (gpus == 1 && ms_mig_slices(shown) > 1 && !runtime->share_gpu) refuse_slices(L, here, shown);
-    if (gpus == 1 && is_launched && !runtime->has_slice && !runtime->share_gpu) return;
-    if (runtime->has_slice) {
+    runtime->placement.has_slice = gpus == 1 && is_slice && ms_mig_slices(all) > 1;
+    if (gpus == 1 && ms_mig_slices(shown) > 1 && !runtime->placement.share_gpu)
+        refuse_slices(L, here, shown);
+    if (gpus == 1 && is_launched && !runtime->placement.has_slice && !runtime->placement.share_gpu)
+        return;
+    if (runtime->placement.has_slice) {
         gpus = ms_mig_slices(all);
         shown = all;
     } else runtime->settings.device_index = place % gpus;
-    runtime->gpu = place % gpus;
-    if (here > gpus && runtime->share_gpu) share_gpu(L, runtime, here, gpus);
+    runtime->placement.gpu = place % gpus;
+    if (here > gpus && runtime->placement.share_gpu) share_gpu(L, runtime, here, gpus);
     else if (here > gpus) refuse_ranks(L, here, gpus, shown);
     else if (is_slice && !*runtime->transport_text
-             && here == ms_rendezvous_ranks(runtime->rendezvous)) {
+             && here == ms_rendezvous_ranks(runtime->job.rendezvous)) {
         strcpy(runtime->transport_text, "local");
-        runtime->goes_by_host = true;
+        runtime->placement.goes_by_host = true;
     }
 }
 
 /* Whether all ranks are threads on one GPU. */
 bool ms_lua_shares_one_gpu(const ms_runtime *runtime)
 {
-    return runtime->is_thread && runtime->shared_gpus == 1;
+    return runtime->job.is_thread && runtime->placement.shared_gpus == 1;
 }
 
 /* The first of the ranks that share a GPU says so. On one node their places are their numbers. */
 static void tell_sharers(const ms_runtime *runtime, ms_engine *engine)
 {
     char ranks[128] = "";
-    uint32_t gpu = runtime->gpu, gpus = runtime->shared_gpus;
+    uint32_t gpu = runtime->placement.gpu, gpus = runtime->placement.shared_gpus;
     size_t used = 0;
-    if (runtime->settings.sharers < 2 || runtime->rank != gpu) return;
+    if (runtime->settings.sharers < 2 || runtime->job.rank != gpu) return;
     for (uint32_t r = gpu; r < gpu + runtime->settings.sharers * gpus && used < sizeof ranks;
          r += gpus)
         used += (size_t)snprintf(ranks + used, sizeof ranks - used, "%s%u", used ? ", " : "", r);
     ms_log(ms_engine_context(engine), MS_LOG_INFO,
            "ranks %s share GPU %u: rank %u may use %.1f GiB of it; their tensors %s", ranks, gpu,
-           runtime->rank, (double)ms_engine_memory(engine).limit / (1 << 30),
+           runtime->job.rank, (double)ms_engine_memory(engine).limit / (1 << 30),
            ms_lua_shares_one_gpu(runtime) ? "stay in its memory"
                                           : "travel through memory of the host");
 }
@@ -139,15 +141,17 @@ int32_t ms_lua_go_near_gpu(ms_runtime *runtime, uint32_t threads, ms_cores *core
     const ms_os *os = runtime->context.os;
     const char *name = runtime->settings.device,
                *open = os->environment(os->user, MS_CORES_VARIABLE);
-    bool is_open = open && *open && runtime->rendezvous;
+    bool is_open = open && *open && runtime->job.rendezvous;
     ms_gpu_rank rank = { .ranks = 1, .threads = threads };
-    if (!runtime->near_gpu || !name || strcmp(name, "cuda") != 0 || !ms_has_numa_nodes(os))
+    if (!runtime->placement.near_gpu || !name || strcmp(name, "cuda") != 0
+        || !ms_has_numa_nodes(os))
         return -1;
     if (ms_gpus(os, gpus, GPUS_MOST, &count, &driver, &error)) count = 0;
     uint32_t place = 0, here = 1;
-    if (runtime->rendezvous) place = ms_rendezvous_place(runtime->rendezvous, runtime->rank, &here);
+    if (runtime->job.rendezvous)
+        place = ms_rendezvous_place(runtime->job.rendezvous, runtime->job.rank, &here);
     /* Where the slices of others are is not known: such a rank gets its node's cores undivided. */
-    if (!runtime->has_slice) {
+    if (!runtime->placement.has_slice) {
         rank.place = place;
         rank.ranks = here;
     }
@@ -169,7 +173,7 @@ int32_t ms_lua_go_near_gpu(ms_runtime *runtime, uint32_t threads, ms_cores *core
 
 static void tell_slices(const ms_runtime *runtime, ms_engine *engine)
 {
-    if (runtime->goes_by_host && runtime->rank == 0)
+    if (runtime->placement.goes_by_host && runtime->job.rank == 0)
         ms_log(ms_engine_context(engine), MS_LOG_INFO,
                "each rank has a slice of a GPU (MIG); tensors travel through memory of the host");
 }
@@ -178,7 +182,7 @@ static void tell_node(const ms_runtime *runtime, ms_engine *engine, int32_t node
                       const ms_cores *cores)
 {
     char list[160];
-    if (node < 0 || runtime->rank != 0) return;
+    if (node < 0 || runtime->job.rank != 0) return;
     ms_cores_write(cores, list, sizeof list);
     ms_log(ms_engine_context(engine), MS_LOG_INFO,
            "host threads run on the NUMA node of their GPU: those of rank 0 on node %d, cores %s",

@@ -20,10 +20,10 @@ static int runtime_gc(lua_State *L)
     ms_engine_free(runtime->engine);
     runtime->engine = NULL;
     runtime->context.activity = NULL;
-    if (runtime->leave) runtime->leave(runtime);
-    ms_rendezvous_release(runtime->rendezvous);
-    ms_release(&runtime->context, runtime->dropped);
-    ms_release(&runtime->context, runtime->shared);
+    if (runtime->job.leave) runtime->job.leave(runtime);
+    ms_rendezvous_release(runtime->job.rendezvous);
+    ms_release(&runtime->context, runtime->alive.dropped);
+    ms_release(&runtime->context, runtime->memory.shared);
     return 0;
 }
 

@@ -57,6 +57,76 @@ typedef struct ms_dropped {
     uint64_t step, order;
 } ms_dropped;
 
+/* The job that this Lua state is a rank of. */
+typedef struct ms_lua_membership {
+    /* Rendezvous of this node's ranks; NULL: the environment may name one. */
+    struct ms_rendezvous *rendezvous;
+    /* Before it is released; NULL: nothing. Set where ms.init has joined a job over nodes. */
+    void (*leave)(ms_runtime *runtime);
+    uint32_t rank;  /* in it, or in a fake world */
+    bool is_thread; /* all ranks of the job are threads of this process */
+    bool knows_end; /* of the job: it was told, or has left the job itself */
+} ms_lua_membership;
+
+/* The fake world that the engine starts in. */
+typedef struct ms_lua_fake_world {
+    uint32_t size;  /* or 0: there is none */
+    bool has_nodes; /* its ranks are on these nodes */
+    bool by_ranks;  /* its sums are in the order of ranks */
+    uint16_t nodes[MS_LOCAL_RANKS_MAX];
+} ms_lua_fake_world;
+
+/* On which GPU, and where, this rank computes: placement.c. */
+typedef struct ms_lua_placement {
+    bool share_gpu;       /* more ranks than GPUs may compute on them */
+    bool near_gpu;        /* host threads run on the NUMA node of the GPU */
+    bool has_slice;       /* of a GPU (MIG): the only one that this process sees */
+    bool goes_by_host;    /* tensors travel through memory of the host, as ranks have slices */
+    uint32_t gpu;         /* its number among those of the node's ranks */
+    uint32_t shared_gpus; /* how many GPUs more ranks share; 0: none */
+} ms_lua_placement;
+
+/* Steps of the training loop: steps.c. */
+typedef struct ms_lua_steps {
+    uint64_t serial;    /* of the current step, 0 outside */
+    uint64_t count;     /* serials handed out */
+    uint64_t announced; /* steps that a loop was about to begin */
+    int64_t number;     /* of the current or last step */
+} ms_lua_steps;
+
+/* Handles of tensors: handles.c. */
+typedef struct ms_lua_handles {
+    ms_handle *latest; /* that is neither kept nor held */
+    ms_handle *spent;
+    uint64_t orders; /* numbers handed out to handles */
+    ms_dropped *dropped;
+    size_t dropped_count, dropped_capacity, count;
+    /* Handles that no step ends, of those made since the last collection; all that were left then.
+     */
+    size_t lasting, after;
+} ms_lua_handles;
+
+/* When to collect. */
+typedef struct ms_lua_memory {
+    /* Memory that boxes hold outside of Lua (outside.c), now and after the last collection for its
+     * sake; what several boxes share is counted once. */
+    uint64_t outside_bytes, outside_after;
+    uint64_t heap_after; /* bytes of Lua's own heap then */
+    struct ms_shared_memory *shared;
+    size_t shared_count, shared_capacity;
+    /* Live bytes after the last backward; growth from there belongs to the next forward. */
+    uint64_t live_after_backward;
+    /* Live bytes when this pass' first bucket reached its links, or at the last collection after
+     * that. */
+    uint64_t live_before_links;
+} ms_lua_memory;
+
+/* How the command line ends, if the error in `message` ends the run. */
+typedef struct ms_lua_exit {
+    int code;
+    char message[MS_ERROR_MESSAGE_BYTES];
+} ms_lua_exit;
+
 /* The runtime of one Lua state: a userdata that is upvalue 1 of every bound function. Only its
  * owner thread touches it, apart from waiting_line. */
 struct ms_runtime {
@@ -70,51 +140,17 @@ struct ms_runtime {
     ms_engine_options settings; /* of the launcher or ms.init; strings live in settings_text */
     char device_text[16], cpu_text[16], transport_text[16];
     ms_rates rates; /* if the settings have any */
-    /* Rendezvous of this node's ranks; NULL: the environment may name one. */
-    struct ms_rendezvous *rendezvous;
-    /* Before it is released; NULL: nothing. Set where ms.init has joined a job over nodes. */
-    void (*leave)(ms_runtime *runtime);
-    bool is_thread;        /* all ranks of its job are threads of this process */
-    bool share_gpu;        /* more ranks than GPUs may compute on them */
-    bool near_gpu;         /* host threads run on the NUMA node of the GPU */
-    bool has_slice;        /* of a GPU (MIG): the only one that this process sees */
-    bool goes_by_host;     /* tensors travel through memory of the host, as ranks have slices */
-    uint32_t gpu;          /* its number among those of the node's ranks */
-    uint32_t shared_gpus;  /* how many GPUs more ranks share; 0: none */
-    uint32_t rank;         /* in it, or in a fake world */
+    ms_lua_membership job;
+    ms_lua_fake_world fake;
+    ms_lua_placement placement;
     uint32_t shown_script; /* the line that others see in this rank's activity */
-    uint32_t fake_size;    /* of the fake world that the engine starts in, or 0 */
-    bool fake_has_nodes;   /* its ranks are on these nodes */
-    bool fake_by_ranks;    /* its sums are in the order of ranks */
-    uint16_t fake_nodes[MS_LOCAL_RANKS_MAX];
     pthread_t owner;
-    uint64_t step_serial;  /* of the current step, 0 outside */
-    uint64_t step_count;   /* serials handed out */
-    uint64_t step_serials; /* steps that a loop was about to begin */
-    int64_t step;          /* number of the current or last step */
-    uint32_t hook_depth;   /* inside hooks: no blocking, no backward, no whole optimizer step */
-    bool planning;         /* inside a planner: numbers only */
-    bool drain;            /* futures' callbacks wait for the hook to return */
-    bool knows_end;        /* of its job: it was told, or has left the job itself */
-    ms_handle *handles;    /* the latest that is neither kept nor held */
-    ms_handle *spent;
-    uint64_t orders; /* numbers handed out to handles */
-    ms_dropped *dropped;
-    size_t dropped_count, dropped_capacity, handle_count;
-    /* Handles that no step ends, of those made since the last collection; all that were left then.
-     */
-    size_t lasting, handles_after;
-    /* Memory that boxes hold outside of Lua (outside.c), now and after the last collection for its
-     * sake; what several boxes share is counted once. */
-    uint64_t outside_bytes, outside_after;
-    uint64_t heap_after; /* bytes of Lua's own heap then */
-    struct ms_shared_memory *shared;
-    size_t shared_count, shared_capacity;
-    /* Live bytes after the last backward; growth from there belongs to the next forward. */
-    uint64_t live_after_backward;
-    /* Live bytes when this pass' first bucket reached its links, or at the last collection after
-     * that. */
-    uint64_t live_before_links;
+    ms_lua_steps steps;
+    uint32_t hook_depth; /* inside hooks: no blocking, no backward, no whole optimizer step */
+    bool planning;       /* inside a planner: numbers only */
+    bool drain;          /* futures' callbacks wait for the hook to return */
+    ms_lua_handles alive;
+    ms_lua_memory memory;
     int64_t callbacks; /* numbers handed out */
     uint64_t callbacks_freed;
     int64_t backwards;           /* calls of backward that succeeded */
@@ -126,8 +162,7 @@ struct ms_runtime {
         int line;
         uint32_t id;
     } lines[64];
-    int exit_code; /* of the command line, if the error in exit_message ends the run */
-    char exit_message[MS_ERROR_MESSAGE_BYTES];
+    ms_lua_exit exit;
     bool closed;
 };
 
@@ -137,7 +172,7 @@ struct ms_runtime {
 static inline bool ms_lua_job_has_ended(const ms_runtime *runtime)
 {
     ms_abort_record cause;
-    return runtime->rendezvous && ms_rendezvous_cause(runtime->rendezvous, &cause);
+    return runtime->job.rendezvous && ms_rendezvous_cause(runtime->job.rendezvous, &cause);
 }
 /* A finalizer runs in the middle of whatever allocates, so what it enqueued or released would
  * depend on the collector's pace, and could be what a bound function below it is working on. Lua

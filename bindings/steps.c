@@ -13,15 +13,15 @@
  * step ends the loop: the list is in order of making. */
 static void release_step(ms_runtime *runtime)
 {
-    while (runtime->spent)
-        ms_handle_drop(runtime->spent,
+    while (runtime->alive.spent)
+        ms_handle_drop(runtime->alive.spent,
                        "was the value of a future, and was released at the end of the step that "
                        "took it; call keep() on tensors that must live longer");
-    while (runtime->handles && runtime->handles->step == runtime->step_serial)
+    while (runtime->alive.latest && runtime->alive.latest->step == runtime->steps.serial)
         ms_handle_drop(
-            runtime->handles,
+            runtime->alive.latest,
             "was released when its step ended; call keep() on tensors that must live longer");
-    ms_handles_release_dropped(runtime, runtime->step_serial, 0, UINT64_MAX);
+    ms_handles_release_dropped(runtime, runtime->steps.serial, 0, UINT64_MAX);
 }
 
 /* core.step_begin(step, graph): what is made from now on belongs to this step. Random numbers begin
@@ -33,10 +33,10 @@ static int step_begin(lua_State *L)
     ms_runtime *runtime = ms_lua_runtime(L);
     int64_t step = ms_lua_integer(L, 1, 0, INT64_MAX, "step");
     ms_lua_refuse_in_hook(L, "ms.steps", "steps are begun by the training loop");
-    if (runtime->step_serial)
+    if (runtime->steps.serial)
         return ms_lua_error(L, "ms.steps: a step is running already; steps cannot be nested");
-    runtime->step_serial = ++runtime->step_count;
-    runtime->step = step;
+    runtime->steps.serial = ++runtime->steps.count;
+    runtime->steps.number = step;
     ms_trace_step(engine, step);
     ms_random random = ms_engine_random(engine);
     ms_engine_set_random(engine,
@@ -54,9 +54,9 @@ static int step_end(lua_State *L)
     ms_engine *engine = ms_lua_enter_inside(L);
     ms_runtime *runtime = ms_lua_runtime(L);
     /* Ending twice is harmless: the library ends a step also after an error. */
-    if (!runtime->step_serial) return 0;
+    if (!runtime->steps.serial) return 0;
     release_step(runtime);
-    runtime->step_serial = 0;
+    runtime->steps.serial = 0;
     ms_engine_drop_casts(engine);
     ms_trace_step(engine, -1);
     ms_status status = ms_engine_step_end(engine, 2);
@@ -68,8 +68,8 @@ static int step_end(lua_State *L)
 /* core.step() -> number of the current or last step, whether a step runs */
 static int step_number(lua_State *L)
 {
-    lua_pushinteger(L, ms_lua_runtime(L)->step);
-    lua_pushboolean(L, ms_lua_runtime(L)->step_serial != 0);
+    lua_pushinteger(L, ms_lua_runtime(L)->steps.number);
+    lua_pushboolean(L, ms_lua_runtime(L)->steps.serial != 0);
     return 2;
 }
 

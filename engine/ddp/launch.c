@@ -27,7 +27,8 @@ static bool is_legal(const ms_reducer *reducer, ms_reducer_phase to)
     case MS_REDUCER_REDUCING:
         /* A static graph's first pass reduces once more after each further backward. */
         return from == MS_REDUCER_EXPECTING
-               || (from == MS_REDUCER_REDUCED && reducer->static_graph && !reducer->counted);
+               || (from == MS_REDUCER_REDUCED && reducer->settings.static_graph
+                   && !reducer->pass.counted);
     case MS_REDUCER_REDUCED: return true;
     default: return false;
     }
@@ -66,7 +67,7 @@ static bool is_same_memory(const ms_tensor *a, const ms_tensor *b)
 static ms_status reduce_plainly(ms_reducer *reducer, ms_bucket *bucket, ms_tensor **result)
 {
     bucket->account = NULL;
-    return ms_chain_run(reducer->plain, reducer->plain_count, bucket, result);
+    return ms_chain_run(reducer->hooks.plain, reducer->hooks.plain_count, bucket, result);
 }
 
 /* Runs the hook with the communication stream current, and leaves its result in the bucket's
@@ -81,14 +82,14 @@ static ms_status run_hook(ms_reducer *reducer, ms_bucket_state *item)
     bucket->divisor = reducer->divisor;
     /* A script may put another buffer in its place on one rank alone, and in a join the factor
      * changes. */
-    bool stays = item->plain || !reducer->hook;
+    bool stays = item->plain || !reducer->hooks.hook;
     bucket->fixed_address =
         stays && reducer->divisor == ms_group_size(reducer->group) ? item->fixed_address : 0;
     ms_status status;
     if (item->plain) status = reduce_plainly(reducer, bucket, &result);
-    else if (reducer->hook)
-        status = reducer->hook(reducer->hook_user, bucket, &result, &item->ready[1]);
-    else status = ms_chain_run(reducer->links, reducer->link_count, bucket, &result);
+    else if (reducer->hooks.hook)
+        status = reducer->hooks.hook(reducer->hooks.hook_user, bucket, &result, &item->ready[1]);
+    else status = ms_chain_run(reducer->hooks.links, reducer->hooks.link_count, bucket, &result);
     ms_bucket_set_buffer(bucket, bucket->flat);
     if (!status) status = ms_bucket_check_result(bucket, NULL, result);
     if (!status && !is_same_memory(result, bucket->flat)) {
@@ -103,8 +104,8 @@ static ms_status run_hook(ms_reducer *reducer, ms_bucket_state *item)
  * shadow has no step to take for this pass. */
 static ms_status call_on_reduced(ms_reducer *reducer, uint32_t bucket)
 {
-    if (!reducer->on_reduced || reducer->shadow) return MS_OK;
-    return reducer->on_reduced(reducer->on_reduced_user, bucket);
+    if (!reducer->hooks.on_reduced || reducer->pass.shadow) return MS_OK;
+    return reducer->hooks.on_reduced(reducer->hooks.on_reduced_user, bucket);
 }
 
 /* Enqueues the reduction of one bucket on the group's communication stream and returns; nothing
@@ -152,12 +153,13 @@ static ms_status finish(ms_reducer *reducer)
 static ms_status log_arrival(ms_ddp_parameter *parameter)
 {
     ms_reducer *reducer = parameter->reducer;
-    bool is_ordered = !reducer->static_graph || reducer->counted;
-    if (!reducer->logging || parameter->position >= reducer->count - reducer->delayed
+    bool is_ordered = !reducer->settings.static_graph || reducer->pass.counted;
+    if (!reducer->pass.logging || parameter->position >= reducer->count - reducer->delayed
         || !is_ordered)
         return MS_OK;
-    reducer->arrival[reducer->arrived++] = parameter->position;
-    return reducer->planned ? ms_times_gradient(&reducer->times, parameter->position) : MS_OK;
+    reducer->pass.arrival[reducer->pass.arrived++] = parameter->position;
+    return reducer->settings.planned ? ms_times_gradient(&reducer->times, parameter->position)
+                                     : MS_OK;
 }
 
 /* Buckets become complete in an order that may differ from rank to rank, but are launched in the
@@ -174,10 +176,11 @@ ms_status ms_gradient_ready(ms_ddp_parameter *parameter)
     ms_status status = log_arrival(parameter);
     if (--bucket->pending == 0 && !status)
         status = ms_times_bucket_complete(&reducer->times, parameter->bucket);
-    while (!status && reducer->next_bucket < buckets->count
-           && buckets->items[reducer->next_bucket].pending == 0)
-        status = launch(reducer, &buckets->items[reducer->next_bucket++]);
-    if (!status && reducer->next_bucket == buckets->count && reducer->phase == MS_REDUCER_REDUCING)
+    while (!status && reducer->pass.next_bucket < buckets->count
+           && buckets->items[reducer->pass.next_bucket].pending == 0)
+        status = launch(reducer, &buckets->items[reducer->pass.next_bucket++]);
+    if (!status && reducer->pass.next_bucket == buckets->count
+        && reducer->phase == MS_REDUCER_REDUCING)
         status = finish(reducer);
     return status;
 }
@@ -186,7 +189,7 @@ ms_status ms_gradient_ready(ms_ddp_parameter *parameter)
  */
 void ms_reducer_reset(ms_reducer *reducer)
 {
-    reducer->arrived = reducer->next_bucket = 0;
+    reducer->pass.arrived = reducer->pass.next_bucket = 0;
     for (uint32_t i = 0; i < reducer->count; i++) reducer->parameters[i].ready = false;
     for (uint32_t b = 0; b < reducer->buckets.count; b++)
         reducer->buckets.items[b].pending = reducer->buckets.items[b].bucket.count;

@@ -54,7 +54,7 @@ ms_status ms_reducer_first_buckets(ms_reducer *reducer)
     const uint64_t endless = UINT64_MAX;
     /* Unused parameters are complete as soon as backward begins, so limits are worth their buckets
      * there. */
-    bool limited = reducer->find_unused && !reducer->static_graph;
+    bool limited = reducer->settings.find_unused && !reducer->settings.static_graph;
     layout_room room = { .buckets = 0 };
     ms_status status = make_room(context, count, &room);
     if (status) return status;
@@ -109,16 +109,16 @@ ms_status ms_reducer_rebuild_now(ms_reducer *reducer)
     ms_status status = make_room(context, count, &room);
     if (status) return status;
     /* Callers come here only when every parameter has been logged. */
-    MS_ASSERT(reducer->arrived == count);
-    read_items(reducer, reducer->arrival, &room);
+    MS_ASSERT(reducer->pass.arrived == count);
+    read_items(reducer, reducer->pass.arrival, &room);
     status = ms_ddp_assign(reducer->engine, room.bytes, room.keys, count, reducer->limits,
                            reducer->limit_count, room.places, room.sizes, &room.buckets);
     for (uint32_t i = 0; i < count && !status; i++)
-        room.order[i] = reducer->arrival[room.places[i]];
+        room.order[i] = reducer->pass.arrival[room.places[i]];
     if (!status) status = agree(reducer, &room);
     if (!status) status = ms_buckets_install(reducer, room.order, room.sizes, room.buckets);
     if (!status) {
-        reducer->logging = false;
+        reducer->pass.logging = false;
         reducer->rebuilt = true;
     }
     ms_release(context, room.numbers);

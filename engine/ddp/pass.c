@@ -26,7 +26,7 @@ static ms_status missing_gradients(ms_reducer *reducer)
                                  reducer->parameters[i].name);
     }
     if (missing > 3) snprintf(names + used, sizeof names - used, " and %u more", missing - 3);
-    if (reducer->static_graph)
+    if (reducer->settings.static_graph)
         return ms_engine_fail(reducer->engine, MS_ERROR_STATE,
                               "ddp: static_graph: the graph changed: in the last backward fewer "
                               "gradients than in the first iteration came for %s",
@@ -100,7 +100,7 @@ static ms_status end_of_backward(void *user)
  * this reducer, so none is waited for. */
 static ms_status begin(ms_reducer *reducer)
 {
-    bool by_graph = reducer->find_unused && !reducer->static_graph;
+    bool by_graph = reducer->settings.find_unused && !reducer->settings.static_graph;
     bool all = true;
     for (uint32_t i = 0; i < reducer->count; i++) all &= reducer->parameters[i].absent;
     ms_reducer_enter(reducer, MS_REDUCER_REDUCING);
@@ -171,7 +171,7 @@ static ms_status take_static_gradient(ms_ddp_parameter *parameter)
     ms_reducer *reducer = parameter->reducer;
     parameter->fired++;
     parameter->used = true;
-    if (!reducer->counted) return count_gradient(reducer);
+    if (!reducer->pass.counted) return count_gradient(reducer);
     if (parameter->fired > parameter->expected) return graph_changed(parameter);
     ms_status status = reducer->phase == MS_REDUCER_EXPECTING ? begin(reducer) : MS_OK;
     if (status || parameter->fired < parameter->expected) return status;
@@ -185,13 +185,13 @@ static ms_status take_static_gradient(ms_ddp_parameter *parameter)
 static ms_status take_gradient(ms_ddp_parameter *parameter)
 {
     ms_reducer *reducer = parameter->reducer;
-    if (reducer->no_sync)
+    if (reducer->pass.no_sync)
         return ms_engine_fail(reducer->engine, MS_ERROR_STATE,
                               "ddp: no_sync: backward runs inside, but its forward ran outside: "
                               "run both inside");
     if (reducer->buckets.count == 0) return no_buckets(reducer);
     if (reducer->phase == MS_REDUCER_IDLE) return not_expected(parameter);
-    if (reducer->static_graph) return take_static_gradient(parameter);
+    if (reducer->settings.static_graph) return take_static_gradient(parameter);
     if (reducer->phase == MS_REDUCER_REDUCED || parameter->ready || parameter->absent)
         return not_expected(parameter);
     parameter->used = true;
@@ -221,27 +221,29 @@ ms_status ms_reducer_on_gradient(void *user, ms_tensor *leaf)
  * of the earlier forward becomes `missed` before it is set again. */
 static void learn(ms_reducer *reducer)
 {
-    bool first = reducer->static_graph && !reducer->counted && reducer->times.passes > 0;
+    bool first =
+        reducer->settings.static_graph && !reducer->pass.counted && reducer->times.passes > 0;
     /* One backward may go through several forwards: a parameter is absent if all of them missed
      * it. */
-    bool several = reducer->searched && reducer->phase == MS_REDUCER_EXPECTING;
-    reducer->counted |= first;
+    bool several = reducer->pass.searched && reducer->phase == MS_REDUCER_EXPECTING;
+    reducer->pass.counted |= first;
     for (uint32_t i = 0; i < reducer->count; i++) {
         ms_ddp_parameter *parameter = &reducer->parameters[i];
         if (first) parameter->expected = parameter->fired;
         parameter->missed = !several || parameter->absent;
-        parameter->absent = reducer->counted && parameter->expected == 0;
+        parameter->absent = reducer->pass.counted && parameter->expected == 0;
         parameter->fired = 0;
     }
-    reducer->searched = false;
+    reducer->pass.searched = false;
 }
 
 /* Due on all ranks or on none: each condition depends on passes that all ranks have run. Rebuilding
  * broadcasts, so a rank that came here alone would wait forever. */
 ms_status ms_reducer_rebuild_due(ms_reducer *reducer)
 {
-    bool due = reducer->logging && !reducer->planned && reducer->phase != MS_REDUCER_REDUCING
-               && reducer->arrived == reducer->count - reducer->delayed;
+    bool due = reducer->pass.logging && !reducer->settings.planned
+               && reducer->phase != MS_REDUCER_REDUCING
+               && reducer->pass.arrived == reducer->count - reducer->delayed;
     return due ? ms_reducer_rebuild_now(reducer) : MS_OK;
 }
 
@@ -311,16 +313,17 @@ static ms_status find_absent(ms_reducer *reducer, ms_tensor *const *outputs, uin
 ms_status ms_reducer_outputs(ms_reducer *reducer, ms_tensor *const *outputs, uint32_t count)
 {
     uint32_t absent = 0;
-    if (reducer->phase != MS_REDUCER_EXPECTING || !reducer->find_unused || reducer->static_graph)
+    if (reducer->phase != MS_REDUCER_EXPECTING || !reducer->settings.find_unused
+        || reducer->settings.static_graph)
         return MS_OK;
     ms_status status = find_absent(reducer, outputs, count, &absent);
     if (status) return status;
-    if (!absent && !reducer->searched_before)
+    if (!absent && !reducer->pass.searched_before)
         ms_log(ms_engine_context(reducer->engine), MS_LOG_WARN,
                "ddp: find_unused: the outputs of this forward depend on every parameter; where "
                "they always do, training is faster without find_unused");
-    reducer->searched_before = true;
-    reducer->searched = true;
+    reducer->pass.searched_before = true;
+    reducer->pass.searched = true;
     /* No backward of this rank reaches a parameter: its part in the reductions is due now. */
     status = absent == reducer->count ? begin(reducer) : MS_OK;
     return status ? ms_reducer_end_job(reducer, status) : MS_OK;
@@ -337,11 +340,11 @@ ms_status ms_reducer_shadow(ms_reducer *reducer)
         return ms_engine_fail(reducer->engine, MS_ERROR_STATE,
                               "ddp: a rank without inputs takes part after a synchronized forward");
     ms_bucket_list *buckets = &reducer->buckets;
-    reducer->shadow = true;
+    reducer->pass.shadow = true;
     ms_reducer_enter(reducer, MS_REDUCER_REDUCING);
     for (uint32_t b = 0; b < buckets->count && !status; b++)
         for (uint32_t i = 0; i < buckets->items[b].bucket.count && !status; i++)
             status = skip(&reducer->parameters[buckets->items[b].positions[i]]);
-    reducer->shadow = false;
+    reducer->pass.shadow = false;
     return status ? ms_reducer_end_job(reducer, status) : MS_OK;
 }

@@ -35,12 +35,12 @@ static void free_parts(ms_reducer *reducer)
     ms_unused_close(reducer);
     ms_reducer_set_on_reduced(reducer, NULL, NULL, NULL);
     ms_buckets_free(reducer, &reducer->buckets);
-    ms_chain_drop(reducer->links, reducer->link_count);
+    ms_chain_drop(reducer->hooks.links, reducer->hooks.link_count);
     ms_times_close(&reducer->times);
     ms_group_release(reducer->group);
     ms_release(context, reducer->parameters);
     ms_release(context, reducer->limits);
-    ms_release(context, reducer->arrival);
+    ms_release(context, reducer->pass.arrival);
     ms_release(context, reducer);
 }
 
@@ -52,7 +52,7 @@ static void free_all(ms_engine *engine, void *first)
     (void)engine;
     for (ms_reducer *reducer = first, *next; reducer; reducer = next) {
         next = reducer->next;
-        if (reducer->hook_free) reducer->hook_free(reducer->hook_user);
+        if (reducer->hooks.hook_free) reducer->hooks.hook_free(reducer->hooks.hook_user);
         free_parts(reducer);
     }
 }
@@ -67,7 +67,7 @@ void ms_reducer_free(ms_reducer *reducer)
     ms_reducer *first = ms_engine_get(engine, MS_SLOT_DDP), **link = &first;
     while (*link && *link != reducer) link = &(*link)->next;
     if (*link) *link = reducer->next;
-    if (reducer->hook_free) reducer->hook_free(reducer->hook_user);
+    if (reducer->hooks.hook_free) reducer->hooks.hook_free(reducer->hooks.hook_user);
     free_parts(reducer);
     ms_engine_set(engine, MS_SLOT_DDP, first, first ? free_all : NULL);
 }
@@ -180,17 +180,18 @@ static ms_status take_chains(ms_reducer *reducer, const ms_reducer_options *opti
     /* A mean in place, the chain of a model without hooks. */
     const ms_link plain = { .kind = reduce, .options = reduce->defaults };
     if (options->delayed_dtype)
-        reducer->plain[reducer->plain_count++] =
+        reducer->hooks.plain[reducer->hooks.plain_count++] =
             (ms_link){ .kind = ms_link_find("cast"),
                        .options = { .dtype = *options->delayed_dtype } };
-    reducer->plain[reducer->plain_count++] = plain;
-    ms_status status =
-        ms_chain_check(reducer->engine, MS_BUCKET_ALL_REDUCE, reducer->plain, reducer->plain_count);
+    reducer->hooks.plain[reducer->hooks.plain_count++] = plain;
+    ms_status status = ms_chain_check(reducer->engine, MS_BUCKET_ALL_REDUCE, reducer->hooks.plain,
+                                      reducer->hooks.plain_count);
     if (status || options->hook) return status;
     const ms_link *links = options->link_count ? options->links : &plain;
     uint32_t count = options->link_count ? options->link_count : 1;
-    status = ms_chain_take(reducer->engine, MS_BUCKET_ALL_REDUCE, links, count, reducer->links);
-    if (!status) reducer->link_count = count;
+    status =
+        ms_chain_take(reducer->engine, MS_BUCKET_ALL_REDUCE, links, count, reducer->hooks.links);
+    if (!status) reducer->hooks.link_count = count;
     return status;
 }
 
@@ -209,10 +210,10 @@ static ms_status make_empty(ms_engine *engine, const ms_reducer_options *options
                              .count = count,
                              .delayed = options->delayed,
                              .divisor = ms_group_size(options->group),
-                             .logging = options->delayed < count,
-                             .planned = options->planned,
-                             .find_unused = options->find_unused,
-                             .static_graph = options->static_graph };
+                             .settings = { .find_unused = options->find_unused,
+                                           .static_graph = options->static_graph,
+                                           .planned = options->planned },
+                             .pass = { .logging = options->delayed < count } };
     return MS_OK;
 }
 
@@ -226,7 +227,8 @@ static ms_status make_parts(ms_reducer *reducer, const ms_reducer_options *optio
     ms_status status = ms_allocate(context, count * sizeof(ms_ddp_parameter), "ddp",
                                    (void **)&reducer->parameters);
     if (!status)
-        status = ms_allocate(context, count * sizeof(uint32_t), "ddp", (void **)&reducer->arrival);
+        status =
+            ms_allocate(context, count * sizeof(uint32_t), "ddp", (void **)&reducer->pass.arrival);
     if (!status) status = take_limits(reducer, options);
     if (!status) status = take_chains(reducer, options);
     if (!status) status = take_parameters(reducer, parameters);
@@ -256,9 +258,9 @@ ms_status ms_reducer_new(ms_engine *engine, const ms_reducer_options *options,
         return status;
     }
     /* Only now: a caller whose call fails keeps hook_user. */
-    reducer->hook = options->hook;
-    reducer->hook_user = options->hook_user;
-    reducer->hook_free = options->hook_free;
+    reducer->hooks.hook = options->hook;
+    reducer->hooks.hook_user = options->hook_user;
+    reducer->hooks.hook_free = options->hook_free;
     reducer->next = ms_engine_get(engine, MS_SLOT_DDP);
     ms_engine_set(engine, MS_SLOT_DDP, reducer, free_all);
     *out = reducer;
@@ -271,26 +273,27 @@ ms_status ms_reducer_new(ms_engine *engine, const ms_reducer_options *options,
  * other case an error. */
 bool ms_reducer_set_no_sync(ms_reducer *reducer, bool inside)
 {
-    bool before = reducer->no_sync;
-    reducer->no_sync = inside;
+    bool before = reducer->pass.no_sync;
+    reducer->pass.no_sync = inside;
     return before;
 }
 
 /* Logging starts over: gradients that were logged before would mix two orders. */
 void ms_reducer_rebuild(ms_reducer *reducer)
 {
-    reducer->logging = true;
-    reducer->arrived = 0;
+    reducer->pass.logging = true;
+    reducer->pass.arrived = 0;
 }
 
 /* The former user is freed before the new one is stored, also where both are the same function. */
 void ms_reducer_set_on_reduced(ms_reducer *reducer, ms_reduced_function f, void *user,
                                void (*free_user)(void *user))
 {
-    if (reducer->on_reduced_free) reducer->on_reduced_free(reducer->on_reduced_user);
-    reducer->on_reduced = f;
-    reducer->on_reduced_user = user;
-    reducer->on_reduced_free = free_user;
+    if (reducer->hooks.on_reduced_free)
+        reducer->hooks.on_reduced_free(reducer->hooks.on_reduced_user);
+    reducer->hooks.on_reduced = f;
+    reducer->hooks.on_reduced_user = user;
+    reducer->hooks.on_reduced_free = free_user;
 }
 
 /* Both points are of the last launch; seq 0 means that there is nothing to wait for. */
@@ -301,7 +304,7 @@ void ms_reducer_ready(const ms_reducer *reducer, uint32_t index, ms_point ready[
 
 /* Unlike ms_reducer_rebuild it keeps what was logged, so that a planner can ask for the last
  * record. */
-void ms_reducer_record(ms_reducer *reducer, bool on) { reducer->logging = on; }
+void ms_reducer_record(ms_reducer *reducer, bool on) { reducer->pass.logging = on; }
 
 /* What follows reads or sets a field. Everything belongs to the host thread, so there is nothing to
  * lock. */
@@ -370,9 +373,9 @@ uint32_t ms_reducer_arrivals(ms_reducer *reducer, uint32_t *order, uint64_t *ns)
 {
     uint32_t count = reducer->count - reducer->delayed;
     ms_times_stats(&reducer->times); /* takes over times that have come in since */
-    if (!reducer->planned || reducer->arrived != count) return 0;
+    if (!reducer->settings.planned || reducer->pass.arrived != count) return 0;
     for (uint32_t i = 0; i < count; i++) {
-        order[i] = reducer->arrival[i];
+        order[i] = reducer->pass.arrival[i];
         ns[i] = reducer->times.arrived_ns[i];
     }
     return count;

@@ -66,6 +66,39 @@ typedef enum ms_reducer_phase {
     MS_REDUCER_REDUCED    /* all gradients are reduced, or an error has ended the job */
 } ms_reducer_phase;
 
+/* What does not change once the reducer is made. */
+typedef struct ms_reducer_settings {
+    bool find_unused, static_graph;
+    bool planned; /* buckets are rebuilt only on request */
+} ms_reducer_settings;
+
+/* How buckets are reduced, and who hears of it. */
+typedef struct ms_reducer_hooks {
+    ms_link links[MS_CHAIN_LINKS];
+    uint32_t link_count;
+    ms_link plain[2]; /* the chain of delayed parameters */
+    uint32_t plain_count;
+    ms_comm_hook hook;
+    void *hook_user;
+    void (*hook_free)(void *user);
+    ms_reduced_function on_reduced;
+    void *on_reduced_user;
+    void (*on_reduced_free)(void *user);
+} ms_reducer_hooks;
+
+/* The present pass. */
+typedef struct ms_reducer_pass {
+    uint32_t next_bucket; /* the first bucket that has not been launched */
+    uint32_t *arrival;    /* positions in the order in which gradients came, while it is logged */
+    uint32_t arrived;     /* their number */
+    bool no_sync, logging;
+    bool counted;  /* static graphs: the first synchronized pass is over, and parameter.expected
+                    * holds  its counts */
+    bool searched; /* the outputs of this forward were searched for unused parameters */
+    bool searched_before; /* those of some forward were */
+    bool shadow;          /* the rank has no more data and only joins the collectives */
+} ms_reducer_pass;
+
 /* A reducer. The engine owns it (a list in MS_SLOT_DDP) and frees it with itself at the latest.
  * Only the host thread reads and writes it; what runs on streams sees tensors and marks alone. */
 struct ms_reducer {
@@ -84,33 +117,12 @@ struct ms_reducer {
     /* The number of passes that were reduced before the present buckets were made. */
     uint64_t made_at;
 
-    /* Options. */
-    bool find_unused, static_graph;
-    bool planned; /* buckets are rebuilt only on request */
-    ms_link links[MS_CHAIN_LINKS];
-    uint32_t link_count;
-    ms_link plain[2]; /* the chain of delayed parameters */
-    uint32_t plain_count;
-    ms_comm_hook hook;
-    void *hook_user;
-    void (*hook_free)(void *user);
-    ms_reduced_function on_reduced;
-    void *on_reduced_user;
-    void (*on_reduced_free)(void *user);
-
-    /* The pass. */
+    ms_reducer_settings settings;
+    ms_reducer_hooks hooks;
     ms_reducer_phase phase; /* changed by ms_reducer_enter only */
-    uint32_t next_bucket;   /* the first bucket that has not been launched */
-    uint32_t *arrival;      /* positions in the order in which gradients came, while it is logged */
-    uint32_t arrived;       /* their number */
-    bool no_sync, logging, rebuilt;
-    /* static graphs: the first synchronized pass is over, and parameter.expected holds its counts
-     */
-    bool counted;
-    bool searched;        /* the outputs of this forward were searched for unused parameters */
-    bool searched_before; /* those of some forward were */
-    bool shadow;          /* the rank has no more data and only joins the collectives */
-    int32_t *uses;        /* of each parameter, for comparing them over the ranks */
+    ms_reducer_pass pass;
+    bool rebuilt;  /* the buckets were made again, by the order of a pass */
+    int32_t *uses; /* of each parameter, for comparing them over the ranks */
     ms_times times;
     /* The application has dropped its last reference; ms_reducer_sweep frees the reducer. */
     bool abandoned;

@@ -40,7 +40,7 @@ ms_status ms_unused_contribute(ms_ddp_parameter *parameter)
 {
     ms_reducer *reducer = parameter->reducer;
     ms_tensor *gradient = ms_tensor_grad(parameter->tensor);
-    if (reducer->shadow) {
+    if (reducer->pass.shadow) {
         ms_status status = gradient == parameter->view ? move_out(parameter) : MS_OK;
         return status ? status : zero(reducer, parameter->view);
     }
@@ -54,7 +54,7 @@ ms_status ms_unused_contribute(ms_ddp_parameter *parameter)
     }
     parameter->used = false; /* the script has cleared the gradient that it got */
     ms_status status = zero(reducer, parameter->view);
-    return !status && reducer->counted && parameter->used_anywhere
+    return !status && reducer->pass.counted && parameter->used_anywhere
                ? ms_tensor_set_grad(parameter->tensor, parameter->view)
                : status;
 }
@@ -64,7 +64,7 @@ ms_status ms_unused_contribute(ms_ddp_parameter *parameter)
 /* Without the two options every parameter must be used, and nothing is compared. */
 ms_status ms_unused_open(ms_reducer *reducer)
 {
-    if (!reducer->find_unused && !reducer->static_graph) return MS_OK;
+    if (!reducer->settings.find_unused && !reducer->settings.static_graph) return MS_OK;
     return ms_allocate(ms_engine_context(reducer->engine), reducer->count * sizeof(int32_t), "ddp",
                        (void **)&reducer->uses);
 }
@@ -99,7 +99,7 @@ static ms_status settle_one(ms_ddp_parameter *parameter)
     ms_reducer *reducer = parameter->reducer;
     ms_tensor *gradient = ms_tensor_grad(parameter->tensor);
     if (parameter->used_anywhere)
-        return parameter->old_gradient || gradient || reducer->counted
+        return parameter->old_gradient || gradient || reducer->pass.counted
                    ? MS_OK
                    : ms_tensor_set_grad(parameter->tensor, parameter->view);
     return parameter->old_gradient && gradient == parameter->view
@@ -116,7 +116,7 @@ static bool count_uses(ms_reducer *reducer)
         const ms_ddp_parameter *parameter = &reducer->parameters[i];
         any |= !parameter->used;
         reducer->uses[i] = parameter->used;
-        if (reducer->static_graph) reducer->uses[i] = (int32_t)parameter->fired;
+        if (reducer->settings.static_graph) reducer->uses[i] = (int32_t)parameter->fired;
     }
     return any;
 }
@@ -126,17 +126,18 @@ static bool count_uses(ms_reducer *reducer)
  * after a failure. */
 ms_status ms_unused_settle(ms_reducer *reducer)
 {
-    bool ask = reducer->static_graph ? !reducer->counted : reducer->find_unused;
+    bool ask =
+        reducer->settings.static_graph ? !reducer->pass.counted : reducer->settings.find_unused;
     ms_status status = MS_OK;
-    if (!reducer->static_graph && !reducer->find_unused) return MS_OK;
+    if (!reducer->settings.static_graph && !reducer->settings.find_unused) return MS_OK;
     bool any = count_uses(reducer);
     if (ask) status = share_uses(reducer, any);
     for (uint32_t i = 0; i < reducer->count; i++) {
         ms_ddp_parameter *parameter = &reducer->parameters[i];
         if (ask) parameter->used_anywhere = reducer->uses[i] > 0;
         /* The rank has seen no gradient itself, and takes over the counts of the others. */
-        if (ask && reducer->shadow) parameter->fired = (uint32_t)reducer->uses[i];
-        if (!status && !parameter->used && !reducer->shadow) status = settle_one(parameter);
+        if (ask && reducer->pass.shadow) parameter->fired = (uint32_t)reducer->uses[i];
+        if (!status && !parameter->used && !reducer->pass.shadow) status = settle_one(parameter);
         ms_tensor_release(parameter->old_gradient);
         parameter->old_gradient = NULL;
         parameter->used = false;
@@ -150,8 +151,9 @@ bool ms_reducer_is_used(const ms_reducer *reducer, uint32_t position, bool *know
 {
     *known = true;
     if (position >= reducer->count) return false;
-    if (!reducer->find_unused && !reducer->static_graph) return true;
+    if (!reducer->settings.find_unused && !reducer->settings.static_graph) return true;
     const ms_ddp_parameter *parameter = &reducer->parameters[position];
-    *known = reducer->phase == MS_REDUCER_REDUCED || (reducer->static_graph && reducer->counted);
+    *known = reducer->phase == MS_REDUCER_REDUCED
+             || (reducer->settings.static_graph && reducer->pass.counted);
     return *known ? parameter->used_anywhere : parameter->used;
 }

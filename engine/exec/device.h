@@ -73,7 +73,8 @@ struct ms_device {
     /* Whose kernels it runs: each layer has a table of tasks for every family. */
     const char *kernels;
     bool values; /* tasks run, memory exists, and tensors have values */
-    /* How many of the kind this machine has; engine->device_index is below it. NULL: one. */
+    /* How many of the kind this machine has; engine->options.device_index is below it. NULL: one.
+     */
     uint32_t (*count)(const ms_engine *engine);
     const char *variable; /* of the environment, which hides some of them; NULL: there is none */
 

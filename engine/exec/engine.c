@@ -19,8 +19,8 @@ ms_context *ms_engine_context(ms_engine *engine) { return &engine->context; }
 const ms_error *ms_engine_error(const ms_engine *engine) { return &engine->context.error; }
 const char *ms_engine_device(const ms_engine *engine) { return engine->device->name; }
 bool ms_engine_is_sim(const ms_engine *engine) { return !engine->device->values; }
-bool ms_engine_is_strict(const ms_engine *engine) { return engine->strict; }
-uint32_t ms_engine_threads(const ms_engine *engine) { return engine->threads; }
+bool ms_engine_is_strict(const ms_engine *engine) { return engine->options.strict; }
+uint32_t ms_engine_threads(const ms_engine *engine) { return engine->options.threads; }
 ms_isa ms_engine_isa(const ms_engine *engine) { return engine->isa; }
 bool ms_engine_isa_is_capped(const ms_engine *engine) { return engine->isa_is_capped; }
 void ms_engine_set_script(ms_engine *engine, uint32_t id) { engine->script = id; }
@@ -62,7 +62,7 @@ void ms_engine_set_poison(ms_engine *engine, bool on)
 }
 
 const ms_device *ms_engine_device_of(const ms_engine *engine) { return engine->device; }
-uint32_t ms_engine_device_index(const ms_engine *engine) { return engine->device_index; }
+uint32_t ms_engine_device_index(const ms_engine *engine) { return engine->options.device_index; }
 
 bool ms_engine_is_for_gpu(const ms_engine *engine) { return engine->is_for_gpu; }
 

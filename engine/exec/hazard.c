@@ -105,7 +105,7 @@ static ms_status order(ms_stream *stream, const char *task, uint16_t of, uint64_
 {
     ms_engine *engine = stream->engine;
     if (of == stream->index || seq <= stream->clock[of]) return MS_OK;
-    if (engine->strict && engine->script == 0) {
+    if (engine->options.strict && engine->script == 0) {
         const char *made = ms_strings_get(engine->strings, storage->script);
         return ms_engine_fail(engine, MS_ERROR_HAZARD,
                               "%s on stream \"%s\" uses memory (%zu bytes, made at %s) that task "

@@ -90,7 +90,6 @@ static ms_status choose_device(ms_engine *engine, const ms_engine_options *optio
         if (strcmp(name, devices[i]->name) == 0) engine->device = devices[i];
     if (!engine->device) return refuse_name(engine, devices, known, name);
     uint32_t count = engine->device->count ? engine->device->count(engine) : 1;
-    engine->device_index = options->device_index;
     if (options->device_index < count) return MS_OK;
     const char *variable = engine->device->variable,
                *shown = variable ? os->environment(os->user, variable) : NULL;
@@ -130,15 +129,12 @@ static ms_status configure(ms_engine *engine, const ms_engine_options *options)
             engine, MS_ERROR_ARGUMENT,
             "threads = %u: 1 to 1024 are allowed, 0 for the cores of this machine",
             options->threads);
-    engine->threads = options->threads ? options->threads : machine.cores;
+    if (!options->threads) engine->options.threads = machine.cores;
     engine->process = os->process_id(os->user);
     engine->owner = ms_thread_mark();
-    engine->strict = options->strict;
-    engine->pin = options->pin;
-    engine->crowded = options->crowded || engine->threads > machine.cores;
+    if (engine->options.threads > machine.cores) engine->options.crowded = true;
     engine->is_for_gpu = strcmp(engine->device->kernels, "cuda") == 0
                          || (options->for_gpu && !engine->device->values);
-    engine->tf32 = options->tf32;
     engine->random.seed = options->seed;
     engine->rates = options->rates ? *options->rates : *ms_rates_default();
     status = ms_strings_new(&engine->context, &engine->strings);
@@ -149,8 +145,8 @@ static ms_status configure(ms_engine *engine, const ms_engine_options *options)
     if (!status) status = ms_engine_stream(engine, "compute", &engine->current);
     if (!status)
         ms_log(&engine->context, MS_LOG_INFO, "engine on %s: %s, %u threads, %s kernels%s",
-               engine->device->name, machine.cpu, engine->threads, ms_isa_name(engine->isa),
-               engine->strict ? ", strict" : "");
+               engine->device->name, machine.cpu, engine->options.threads, ms_isa_name(engine->isa),
+               engine->options.strict ? ", strict" : "");
     return status;
 }
 
@@ -170,6 +166,9 @@ ms_status ms_engine_new(const ms_engine_options *options, ms_error *error, ms_en
     if (!status) {
         ms_engine *engine = memory;
         engine->context = context;
+        engine->options = *options;
+        engine->options.device = engine->options.cpu = NULL;
+        engine->options.rates = NULL;
         status = configure(engine, options);
         context.error = engine->context.error;
         if (status) ms_engine_free(engine);

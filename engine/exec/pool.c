@@ -99,7 +99,7 @@ static void warn_of_limit(ms_engine *engine, uint64_t limit, uint32_t sharers)
            "a limit of %llu bytes of memory (--memory BYTES, or memory_bytes of ms.init), but %llu "
            "of the %llu bytes of %s:%u are free, for %u rank%s: memory may end before the limit",
            (unsigned long long)limit, (unsigned long long)available, (unsigned long long)total,
-           device->name, engine->device_index, sharers, sharers == 1 ? "" : "s");
+           device->name, engine->options.device_index, sharers, sharers == 1 ? "" : "s");
 }
 
 ms_status ms_pool_open(ms_engine *engine, uint64_t limit, uint32_t sharers)
@@ -569,7 +569,7 @@ typedef struct owner {
  * used up. Lines beyond OWNERS are left out. */
 static void add_up_owners(const ms_engine *engine, owner owners[OWNERS])
 {
-    for (const ms_storage *one = engine->storages; one; one = one->next) {
+    for (const ms_storage *one = engine->storages.live; one; one = one->next) {
         if (!one->block) continue;
         for (uint32_t i = 0; i < OWNERS; i++) {
             owner *place = &owners[(one->script + i) % OWNERS];
@@ -594,7 +594,7 @@ static void describe_full(const ms_pool *pool, char *text, size_t bytes)
              "; %s:%u itself is full: %llu of %llu bytes are free, and other processes "
              "(nvidia-smi lists them), libraries and the kernels' scratch memory have what is not "
              "the pool's: end other processes, or make a smaller batch",
-             device->name, engine->device_index, (unsigned long long)available,
+             device->name, engine->options.device_index, (unsigned long long)available,
              (unsigned long long)total);
 }
 

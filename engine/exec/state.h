@@ -206,6 +206,25 @@ struct ms_pool {
 
 /* ------------------------------------------------------------------- engine */
 
+/* What is recorded while traces are on. */
+typedef struct ms_trace {
+    ms_trace_record **chunks; /* of MS_TRACE_CHUNK records; addresses stay */
+    size_t chunk_count, chunk_capacity, count;
+    ms_trace_range *ranges;
+    size_t range_count, range_capacity;
+    uint32_t label;
+    uint64_t step; /* plus 1; 0: none */
+    bool is_on;
+} ms_trace;
+
+/* The engine's storages, and the memory of their structs. */
+typedef struct ms_storage_list {
+    ms_storage *live, *unused;
+    uint64_t made; /* how many there have been */
+    void **chunks;
+    size_t chunk_count, chunk_capacity;
+} ms_storage_list;
+
 /* One engine. Everything belongs to the host thread, except what is atomic; `owner` names that
  * thread for assertions. The pools, storages, streams and trace records that are listed here are
  * freed by ms_engine_free in an order of its own. */
@@ -213,20 +232,18 @@ struct ms_engine {
     ms_context context;
     const ms_device *device;
     void *device_state;
-    uint32_t device_index;
+    /* As given, with defaults filled in; texts and rates that are the caller's are NULL. */
+    ms_engine_options options;
     bool is_for_gpu;                     /* see ms_engine_is_for_gpu */
-    bool tf32;                           /* see ms_engine_options */
     bool is_open;                        /* the device has opened */
     const ms_kernels *kernels[MS_SLOTS]; /* see ms_engine_kernels */
     ms_strings *strings;
     uint32_t script;
     ms_isa isa;
     bool isa_is_capped;
-    uint32_t threads;
     int64_t process;   /* that started the threads */
     const void *owner; /* the mark of the host thread: see ms_on_host */
-    bool strict, pin, crowded;
-    ms_rates rates; /* for the sim device */
+    ms_rates rates;    /* for the sim device */
     int sync_forbidden;
     int batches;    /* see ms_engine_batch */
     bool repeating; /* see ms_engine_is_repeating */
@@ -244,24 +261,14 @@ struct ms_engine {
     uint64_t memory_mark;
     bool (*collect)(void *user); /* see ms_engine_on_full */
     void *collect_user;
-    ms_storage *storages; /* live ones */
-    uint64_t serials;     /* how many storages there have been */
-    ms_storage *unused_storages;
-    void **storage_chunks;
-    size_t storage_chunk_count, storage_chunk_capacity;
+    ms_storage_list storages;
     uint64_t step_marks[MS_STEPS_AHEAD_MAX][MS_STREAMS_MAX];
     uint64_t steps;
     struct {
         void *object;
         void (*destroy)(ms_engine *, void *);
     } slots[MS_SLOTS];
-    ms_trace_record **trace_chunks; /* of MS_TRACE_CHUNK records; addresses stay */
-    size_t trace_chunk_count, trace_chunk_capacity, trace_count;
-    ms_trace_range *trace_ranges;
-    size_t trace_range_count, trace_range_capacity;
-    uint32_t trace_label;
-    uint64_t trace_step; /* plus 1; 0: none */
-    bool tracing;
+    ms_trace trace;
     bool poison;        /* poison.h */
     ms_marks *given_up; /* lists of marks that may still be enqueued: mark.c */
 };

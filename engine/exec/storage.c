@@ -15,24 +15,24 @@
  * which an empty set of readers makes invalid. */
 static ms_status struct_take(ms_engine *engine, ms_storage **out)
 {
-    if (!engine->unused_storages) {
-        ms_status status = ms_grow(&engine->context, (void **)&engine->storage_chunks,
-                                   &engine->storage_chunk_capacity, engine->storage_chunk_count + 1,
-                                   sizeof *engine->storage_chunks);
+    if (!engine->storages.unused) {
+        ms_status status = ms_grow(
+            &engine->context, (void **)&engine->storages.chunks, &engine->storages.chunk_capacity,
+            engine->storages.chunk_count + 1, sizeof *engine->storages.chunks);
         if (status) return status;
         void *chunk = NULL;
         status = ms_allocate(&engine->context, MS_STORAGE_CHUNK * sizeof(ms_storage), "storages",
                              &chunk);
         if (status) return status;
-        engine->storage_chunks[engine->storage_chunk_count++] = chunk;
+        engine->storages.chunks[engine->storages.chunk_count++] = chunk;
         for (int i = MS_STORAGE_CHUNK - 1; i >= 0; i--) {
             ms_storage *unused = (ms_storage *)chunk + i;
-            unused->next = engine->unused_storages;
-            engine->unused_storages = unused;
+            unused->next = engine->storages.unused;
+            engine->storages.unused = unused;
         }
     }
-    *out = engine->unused_storages;
-    engine->unused_storages = (*out)->next;
+    *out = engine->storages.unused;
+    engine->storages.unused = (*out)->next;
     memset(*out, 0, offsetof(ms_storage, own.reads));
     return MS_OK;
 }
@@ -49,12 +49,12 @@ static void free_split(ms_storage *storage)
 /* Storages that are still referenced are freed too: their engine ends. */
 void ms_storages_close(ms_engine *engine)
 {
-    for (ms_storage *storage = engine->storages; storage; storage = storage->next)
+    for (ms_storage *storage = engine->storages.live; storage; storage = storage->next)
         free_split(storage);
-    for (size_t i = 0; i < engine->storage_chunk_count; i++)
-        ms_release(&engine->context, engine->storage_chunks[i]);
-    ms_release(&engine->context, engine->storage_chunks);
-    engine->storages = NULL;
+    for (size_t i = 0; i < engine->storages.chunk_count; i++)
+        ms_release(&engine->context, engine->storages.chunks[i]);
+    ms_release(&engine->context, engine->storages.chunks);
+    engine->storages.live = NULL;
 }
 
 /* Memory of the engine's own pool, for use on this stream first. */
@@ -71,15 +71,15 @@ static void enlist(ms_engine *engine, ms_pool *pool, size_t bytes, ms_storage *s
     storage->engine = engine;
     storage->pool = pool;
     storage->bytes = bytes;
-    storage->serial = ++engine->serials;
+    storage->serial = ++engine->storages.made;
     storage->references = 1;
     storage->script = engine->script;
     storage->cell_count = storage->part_count = 1;
     storage->cells = &storage->own;
     storage->parts = &storage->whole;
-    storage->next = engine->storages;
+    storage->next = engine->storages.live;
     if (storage->next) storage->next->previous = storage;
-    engine->storages = storage;
+    engine->storages.live = storage;
 }
 
 /* The struct comes before the memory, so that a failure of the pool has only a struct to give back.
@@ -93,8 +93,8 @@ ms_status ms_storage_new_in(ms_pool *pool, ms_stream *stream, size_t bytes, ms_s
     if (status) return status;
     status = ms_pool_take(pool, stream, bytes, &storage->block, &storage->data, storage->own.reads);
     if (status) {
-        storage->next = engine->unused_storages;
-        engine->unused_storages = storage;
+        storage->next = engine->storages.unused;
+        engine->storages.unused = storage;
         return status;
     }
     enlist(engine, pool, bytes, storage);
@@ -199,11 +199,11 @@ void ms_storage_release(ms_storage *storage)
     while (storage->derived) untie(storage->derived);
     ms_storage_set_note(storage, NULL, NULL);
     if (storage->previous) storage->previous->next = storage->next;
-    else engine->storages = storage->next;
+    else engine->storages.live = storage->next;
     if (storage->next) storage->next->previous = storage->previous;
     free_split(storage);
-    storage->next = engine->unused_storages;
-    engine->unused_storages = storage;
+    storage->next = engine->storages.unused;
+    engine->storages.unused = storage;
 }
 
 /* Where the cells of these parts end; returns how many there are, at most MS_CELLS_MAX. A cell ends

@@ -144,7 +144,7 @@ ms_status ms_stream_wait_seq(ms_stream *stream, ms_stream *of, uint64_t seq)
     MS_ASSERT(ms_on_host(stream->engine) && seq <= of->enqueued);
     if (of == stream || seq <= stream->clock[of->index]) return MS_OK;
     ms_engine *engine = stream->engine;
-    ms_trace_record *record = engine->tracing ? ms_trace_add(engine) : NULL;
+    ms_trace_record *record = engine->trace.is_on ? ms_trace_add(engine) : NULL;
     if (record) {
         record->name = "wait";
         record->stream = stream->index;
@@ -191,7 +191,7 @@ ms_status ms_stream_hand_over(ms_stream *stream, ms_launch *launch, uint8_t kind
     if (status) return status;
     launch->seq = stream->enqueued + 1;
     launch->script = engine->script;
-    launch->record = engine->tracing ? ms_trace_add(engine) : NULL;
+    launch->record = engine->trace.is_on ? ms_trace_add(engine) : NULL;
     if (launch->record) {
         launch->record->name = launch->name;
         launch->record->stream = stream->index;

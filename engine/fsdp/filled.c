@@ -62,14 +62,15 @@ static ms_status exchange(ms_fsdp *fsdp, bool own)
         if (!takes_part(member, own)) continue;
         group = own ? member->flat->shards : fsdp->group;
         asks |= member->unsure != NULL;
-        fsdp->brought[sharing.count++] = member->brought;
+        fsdp->same.brought[sharing.count++] = member->brought;
     }
     if (!group) return MS_OK;
-    ms_status status = ms_group_share_begin(group, &sharing, fsdp->brought, asks ? &ticket : NULL);
-    if (!status && asks) status = ms_group_share_end(group, ticket, fsdp->brought);
+    ms_status status =
+        ms_group_share_begin(group, &sharing, fsdp->same.brought, asks ? &ticket : NULL);
+    if (!status && asks) status = ms_group_share_end(group, ticket, fsdp->same.brought);
     for (uint32_t i = 0, at = 0; i < fsdp->member_count && !status; i++)
         if (takes_part(&fsdp->members[i], own))
-            status = settle(&fsdp->members[i], fsdp->brought[at++]);
+            status = settle(&fsdp->members[i], fsdp->same.brought[at++]);
     return status;
 }
 

@@ -68,13 +68,13 @@ ms_status ms_lockstep_open(ms_fsdp *fsdp)
 {
     size_t ranks = ms_group_size(fsdp->group);
     return ms_allocate(ms_engine_context(fsdp->engine),
-                       (ranks + 1) * words_of(fsdp) * sizeof *fsdp->words, "fsdp",
-                       (void **)&fsdp->words);
+                       (ranks + 1) * words_of(fsdp) * sizeof *fsdp->same.words, "fsdp",
+                       (void **)&fsdp->same.words);
 }
 
 bool ms_lockstep_is_on(const ms_fsdp *fsdp)
 {
-    return (fsdp->find_unused || fsdp->joining) && ms_group_has_others(fsdp->group);
+    return (fsdp->same.find_unused || fsdp->same.joining) && ms_group_has_others(fsdp->group);
 }
 
 /* ------------------------------------------------------------------ wishes */
@@ -82,7 +82,7 @@ bool ms_lockstep_is_on(const ms_fsdp *fsdp)
 /* The place of a unit in forward; units that were never gathered come last. */
 static uint32_t place_of(const ms_unit *unit)
 {
-    return unit->turn ? unit->turn : unit->fsdp->turns + 1 + unit->index;
+    return unit->turn ? unit->turn : unit->fsdp->same.turns + 1 + unit->index;
 }
 
 static wish for_unit(const ms_unit *unit, wish_kind kind, bool reduce)
@@ -104,7 +104,7 @@ static wish renewed(const ms_fsdp *fsdp, wish w)
 /* Ordered by pass, kind and key. */
 static int64_t number_of(const ms_fsdp *fsdp, const wish *w)
 {
-    return (int64_t)((fsdp->forwards & INT32_MAX) << 32 | (uint64_t)w->kind << 28 | w->key);
+    return (int64_t)((fsdp->same.forwards & INT32_MAX) << 32 | (uint64_t)w->kind << 28 | w->key);
 }
 
 static bool is_marked(const ms_unit *unit)
@@ -134,7 +134,7 @@ static void write_words(const ms_fsdp *fsdp, const wish *w, int64_t *words)
 /* The words of rank r after an exchange. */
 static const int64_t *words_from(const ms_fsdp *fsdp, uint32_t r)
 {
-    return fsdp->words + (r + 1) * (size_t)words_of(fsdp);
+    return fsdp->same.words + (r + 1) * (size_t)words_of(fsdp);
 }
 
 static wish_kind kind_of(int64_t number) { return (wish_kind)(number >> 28 & 15); }
@@ -183,12 +183,12 @@ static ms_status choose(ms_fsdp *fsdp, uint32_t *chosen)
     int64_t least = NOTHING;
     bool any_waits = false;
     *chosen = NO_RANK;
-    fsdp->live = 0;
+    fsdp->same.live = 0;
     ms_status status = check_passes(fsdp);
     for (uint32_t r = 0; r < ms_group_size(fsdp->group) && !status; r++) {
         const int64_t *words = words_from(fsdp, r);
         if (words[WORD_WISH] == NOTHING) continue;
-        fsdp->live++;
+        fsdp->same.live++;
         if (*chosen == NO_RANK) *chosen = ALL_WAIT;
         bool waits = is_reduction(words) && is_busy(fsdp, unit_of(words));
         any_waits |= waits;
@@ -215,11 +215,11 @@ static ms_status exchange(ms_fsdp *fsdp, const wish *w, uint32_t *chosen)
                            .count = words_of(fsdp),
                            .label = "what fsdp needs next" };
     uint64_t before = now(fsdp);
-    write_words(fsdp, w, fsdp->words);
+    write_words(fsdp, w, fsdp->same.words);
     ms_status status =
-        ms_group_share(fsdp->group, &sharing, fsdp->words, fsdp->words + words_of(fsdp));
-    fsdp->lockstep.count++;
-    fsdp->lockstep.wait_ns += now(fsdp) - before;
+        ms_group_share(fsdp->group, &sharing, fsdp->same.words, fsdp->same.words + words_of(fsdp));
+    fsdp->same.stats.count++;
+    fsdp->same.stats.wait_ns += now(fsdp) - before;
     return status ? status : choose(fsdp, chosen);
 }
 
@@ -242,7 +242,7 @@ static ms_status serve(ms_fsdp *fsdp, const int64_t *words, bool own)
     bool full = words[WORD_UNIT] & FLAG_FULL;
     switch (kind_of(words[WORD_WISH])) {
     case WISH_FORWARD:
-        if (!unit->turn) unit->turn = ++fsdp->turns;
+        if (!unit->turn) unit->turn = ++fsdp->same.turns;
         return gather(unit, own, full);
     case WISH_BACKWARD:
         if (!is_reduction(words)) return gather(unit, own, full);
@@ -251,8 +251,8 @@ static ms_status serve(ms_fsdp *fsdp, const int64_t *words, bool own)
             status = ms_unit_prepare_reduction(unit, words[WORD_UNIT] & FLAG_MARKED);
         return status ? status : ms_pass_reduce(unit);
     case WISH_BACKWARD_END:
-        fsdp->pass_lockstep = fsdp->lockstep;
-        fsdp->lockstep = (ms_lockstep_stats){ 0 };
+        fsdp->same.pass_stats = fsdp->same.stats;
+        fsdp->same.stats = (ms_lockstep_stats){ 0 };
         break;
     case WISH_FORWARD_END:
     case WISH_CALL: break;
@@ -292,12 +292,13 @@ ms_status ms_lockstep_on_gather(ms_unit *unit)
     ms_fsdp *fsdp = unit->fsdp;
     if (!ms_lockstep_is_on(fsdp) || !is_sharded(unit) || ms_unit_is_fresh(unit))
         return ms_unit_gather(unit);
-    return agree(fsdp, for_unit(unit, fsdp->in_backward ? WISH_BACKWARD : WISH_FORWARD, false));
+    return agree(fsdp, for_unit(unit, fsdp->now.in_backward ? WISH_BACKWARD : WISH_FORWARD, false));
 }
 
 ms_status ms_lockstep_on_reduction(ms_unit *unit)
 {
-    if (!ms_lockstep_is_on(unit->fsdp) || unit->trainable == 0) return ms_pass_reduce(unit);
+    if (!ms_lockstep_is_on(unit->fsdp) || unit->settings.trainable == 0)
+        return ms_pass_reduce(unit);
     return agree(unit->fsdp, for_unit(unit, WISH_BACKWARD, true));
 }
 
@@ -313,12 +314,12 @@ ms_status ms_lockstep_on_end(ms_fsdp *fsdp, bool of_backward)
 ms_status ms_fsdp_set_joining(ms_fsdp *fsdp, bool yes, bool live_divisor)
 {
     ms_status status = MS_OK;
-    fsdp->joining = yes;
+    fsdp->same.joining = yes;
     ms_fsdp_clear_static_memory(fsdp); /* ranks drop at different places now, or have done so */
-    fsdp->live_divisor = yes && live_divisor;
+    fsdp->same.live_divisor = yes && live_divisor;
     /* A rank that follows has taken over the others' setting. */
-    if (yes) fsdp->replica_sync_before = fsdp->replica_sync;
-    else fsdp->replica_sync = fsdp->replica_sync_before;
+    if (yes) fsdp->same.replica_sync_before = fsdp->replica_sync;
+    else fsdp->replica_sync = fsdp->same.replica_sync_before;
     for (uint32_t u = 0; u < fsdp->unit_count && !status && !yes; u++)
         if (fsdp->units[u].place == MS_UNIT_GATHERED) status = ms_unit_reshard(&fsdp->units[u]);
     return status;
@@ -365,7 +366,7 @@ ms_status ms_fsdp_follow(ms_fsdp *fsdp, bool *more, uint32_t *number, ms_fsdp_li
         const int64_t *words = words_from(fsdp, chosen);
         wish_kind kind = kind_of(words[WORD_WISH]);
         /* This rank is in the pass of the others. */
-        fsdp->forwards = (uint64_t)(words[WORD_WISH] >> 32);
+        fsdp->same.forwards = (uint64_t)(words[WORD_WISH] >> 32);
         fsdp->replica_sync = !(words[WORD_UNIT] & FLAG_PARTIAL);
         *live = live_ranks(fsdp);
         *number = (uint32_t)(words[WORD_WISH] & 0xfffffff);
@@ -378,4 +379,4 @@ ms_status ms_fsdp_follow(ms_fsdp *fsdp, bool *more, uint32_t *number, ms_fsdp_li
     return MS_OK;
 }
 
-ms_lockstep_stats ms_fsdp_lockstep_stats(const ms_fsdp *fsdp) { return fsdp->pass_lockstep; }
+ms_lockstep_stats ms_fsdp_lockstep_stats(const ms_fsdp *fsdp) { return fsdp->same.pass_stats; }

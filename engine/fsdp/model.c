@@ -35,19 +35,19 @@ static void free_parts(ms_fsdp *fsdp)
     ms_fsdp_clear_static_memory(fsdp);
     for (uint32_t u = 0; u < fsdp->unit_count && fsdp->units; u++)
         ms_release(context, fsdp->units[u].name);
-    ms_inflight_free(fsdp->gathers);
-    ms_inflight_free(fsdp->reductions);
-    ms_chain_drop(fsdp->links, fsdp->link_count);
+    ms_inflight_free(fsdp->memory.gathers);
+    ms_inflight_free(fsdp->memory.reductions);
+    ms_chain_drop(fsdp->hooks.links, fsdp->hooks.link_count);
     ms_group *held[] = { fsdp->group, fsdp->shards, fsdp->replicas, fsdp->near };
     for (size_t i = 0; i < sizeof held / sizeof *held; i++) ms_group_release(held[i]);
     ms_times_close(&fsdp->times);
     ms_gathers_close(&fsdp->gather_times);
     for (int i = 0; i < MS_SCHEDULES; i++) ms_schedule_free(&fsdp->schedules[i], context);
     ms_release(context, fsdp->buckets);
-    ms_release(context, fsdp->order);
-    ms_release(context, fsdp->summoned);
-    ms_release(context, fsdp->words);
-    ms_release(context, fsdp->brought);
+    ms_release(context, fsdp->now.order);
+    ms_release(context, fsdp->summon.units);
+    ms_release(context, fsdp->same.words);
+    ms_release(context, fsdp->same.brought);
     ms_release(context, fsdp->members);
     ms_release(context, fsdp->flats);
     ms_release(context, fsdp->units);
@@ -55,7 +55,7 @@ static void free_parts(ms_fsdp *fsdp)
 
 static void free_callbacks(ms_fsdp *fsdp)
 {
-    if (fsdp->hook_free) fsdp->hook_free(fsdp->hook_user);
+    if (fsdp->hooks.hook_free) fsdp->hooks.hook_free(fsdp->hooks.hook_user);
     ms_gather_codec_free(fsdp);
     ms_fsdp_set_on_reduced(fsdp, NULL, NULL, NULL);
 }
@@ -224,9 +224,10 @@ static ms_status make_unit(ms_fsdp *fsdp, const ms_fsdp_options *options,
     ms_unit *unit = &fsdp->units[index];
     unit->fsdp = fsdp;
     unit->index = index;
-    unit->reshard_forward = options->units[index].reshard_after_forward;
-    unit->reshard_backward = true;
-    unit->parts = options->units[index].parts ? options->units[index].parts : 1;
+    unit->settings.reshard_forward = options->units[index].reshard_after_forward;
+    unit->settings.reshard_backward = true;
+    unit->settings.parts =
+        options->units[index].parts ? options->units[index].parts : 1;
     unit->flats = &fsdp->flats[fsdp->flat_count];
     ms_status status =
         copy_name(ms_engine_context(fsdp->engine), options->units[index].name, &unit->name);
@@ -238,8 +239,8 @@ static ms_status make_unit(ms_fsdp *fsdp, const ms_fsdp_options *options,
         choose_dtypes(&options->units[index], options->low_gradients, flat);
         unit->count++;
         fsdp->flat_count++;
-        if (flat->trainable) unit->trainable += flat->count;
-        else unit->frozen = true;
+        if (flat->trainable) unit->settings.trainable += flat->count;
+        else unit->settings.frozen = true;
     }
     return status;
 }
@@ -293,8 +294,9 @@ static ms_status make_flats(ms_fsdp *fsdp, uint32_t links)
         ms_flat_param_lay_out(flat, fsdp->layout, ms_group_size(flat->shards),
                               ms_group_rank(flat->shards));
         status = ms_flat_param_make(flat);
-        if (!status && flat->own && flat->trainable && fsdp->link_count > 0)
-            status = ms_chain_check(fsdp->engine, flat->bucket.kind, fsdp->links, fsdp->link_count);
+        if (!status && flat->own && flat->trainable && fsdp->hooks.link_count > 0)
+            status = ms_chain_check(fsdp->engine, flat->bucket.kind, fsdp->hooks.links,
+                                    fsdp->hooks.link_count);
     }
     for (uint32_t i = 0; i < fsdp->member_count && !status; i++) status = make_part(fsdp, i);
     for (uint32_t i = 0; i < fsdp->member_count && !status; i++)
@@ -343,29 +345,30 @@ static ms_status take_options(ms_fsdp *fsdp, const ms_fsdp_options *options)
     fsdp->forward_ahead = options->forward_ahead;
     fsdp->planner = fsdp->gather_times.computing = options->planner;
     fsdp->offload = options->offload;
-    fsdp->find_unused = options->find_unused;
+    fsdp->same.find_unused = options->find_unused;
     fsdp->sync = fsdp->replica_sync = true;
     uint64_t bytes = options->max_in_flight_bytes ? options->max_in_flight_bytes : UINT64_MAX;
     uint32_t gathers = options->max_in_flight ? options->max_in_flight : 2,
              reductions = options->max_reductions ? options->max_reductions : 2;
-    status = ms_inflight_new(engine, "gathers", gathers, bytes, &fsdp->gathers);
+    status = ms_inflight_new(engine, "gathers", gathers, bytes, &fsdp->memory.gathers);
     if (!status)
-        status = ms_inflight_new(engine, "reductions", reductions, UINT64_MAX, &fsdp->reductions);
+        status =
+            ms_inflight_new(engine, "reductions", reductions, UINT64_MAX, &fsdp->memory.reductions);
     ms_fsdp_limit_static_memory(fsdp, gathers, reductions);
-    fsdp->asks_order = options->hook != NULL;
-    fsdp->whole_results = options->hook && options->hook_whole;
-    fsdp->reduces_once = options->hook && options->hook_once;
+    fsdp->hooks.asks_order = options->hook != NULL;
+    fsdp->hooks.whole_results = options->hook && options->hook_whole;
+    fsdp->hooks.reduces_once = options->hook && options->hook_once;
     if (status || options->hook) return status;
     ms_link reduce = plain;
     reduce.kind = ms_link_find("reduce");
     uint32_t count = options->link_count ? options->link_count : 1;
     status = ms_chain_take(engine, fsdp->kind, options->link_count ? options->links : &reduce,
-                           count, fsdp->links);
-    if (!status) fsdp->link_count = count;
-    for (uint32_t i = 0; i < fsdp->link_count; i++) {
-        fsdp->asks_order |= ms_link_asks_order(&fsdp->links[i]);
-        fsdp->whole_results |= ms_link_is_whole(&fsdp->links[i]);
-        fsdp->reduces_once |= fsdp->links[i].kind->clips;
+                           count, fsdp->hooks.links);
+    if (!status) fsdp->hooks.link_count = count;
+    for (uint32_t i = 0; i < fsdp->hooks.link_count; i++) {
+        fsdp->hooks.asks_order |= ms_link_asks_order(&fsdp->hooks.links[i]);
+        fsdp->hooks.whole_results |= ms_link_is_whole(&fsdp->hooks.links[i]);
+        fsdp->hooks.reduces_once |= fsdp->hooks.links[i].kind->clips;
     }
     return status;
 }
@@ -379,7 +382,8 @@ static ms_status make_parts(ms_fsdp *fsdp, const ms_fsdp_options *options,
     if (!status)
         status = ms_allocate(context, count * sizeof(ms_member), "fsdp", (void **)&fsdp->members);
     if (!status)
-        status = ms_allocate(context, count * sizeof(int32_t), "fsdp", (void **)&fsdp->brought);
+        status =
+            ms_allocate(context, count * sizeof(int32_t), "fsdp", (void **)&fsdp->same.brought);
     /* One more: the place of a flat parameter is taken before it is known to have members. */
     if (!status)
         status = ms_allocate(context, (count + 1) * sizeof(ms_flat_param), "fsdp",
@@ -391,7 +395,7 @@ static ms_status make_parts(ms_fsdp *fsdp, const ms_fsdp_options *options,
         status = make_unit(fsdp, options, parameters, count, u);
     }
     if (!status) status = ms_lockstep_open(fsdp);
-    uint32_t links = options->hook ? options->hook_links : fsdp->link_count;
+    uint32_t links = options->hook ? options->hook_links : fsdp->hooks.link_count;
     return status ? status : make_flats(fsdp, links);
 }
 
@@ -412,9 +416,9 @@ ms_status ms_fsdp_new(ms_engine *engine, const ms_fsdp_options *options,
         ms_fsdp_let_go(fsdp);
         return status;
     }
-    fsdp->hook = options->hook;
-    fsdp->hook_user = options->hook_user;
-    fsdp->hook_free = options->hook_free;
+    fsdp->hooks.hook = options->hook;
+    fsdp->hooks.hook_user = options->hook_user;
+    fsdp->hooks.hook_free = options->hook_free;
     fsdp->next = ms_engine_get(engine, MS_SLOT_FSDP);
     ms_engine_set(engine, MS_SLOT_FSDP, fsdp, free_all);
     *out = fsdp;
@@ -442,8 +446,8 @@ bool ms_fsdp_set_replica_sync(ms_fsdp *fsdp, bool yes)
 
 void ms_fsdp_set_reshard(ms_fsdp *fsdp, uint32_t unit, bool after_forward, bool after_backward)
 {
-    fsdp->units[unit].reshard_forward = after_forward;
-    fsdp->units[unit].reshard_backward = after_backward;
+    fsdp->units[unit].settings.reshard_forward = after_forward;
+    fsdp->units[unit].settings.reshard_backward = after_backward;
 }
 
 double ms_fsdp_divisor(const ms_fsdp *fsdp) { return fsdp->divisor; }
@@ -451,7 +455,7 @@ void ms_fsdp_set_divisor(ms_fsdp *fsdp, double divisor) { fsdp->divisor = diviso
 
 void ms_fsdp_set_unshard_in_backward(ms_fsdp *fsdp, uint32_t unit, bool yes)
 {
-    fsdp->units[unit].stay_sharded = !yes;
+    fsdp->units[unit].settings.stay_sharded = !yes;
 }
 
 ms_status ms_fsdp_unshard(ms_fsdp *fsdp, uint32_t index, ms_point *ready)

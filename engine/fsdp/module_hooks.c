@@ -51,7 +51,7 @@ static ms_status watch(ms_unit *unit, ms_tensor *tensor, ms_gradient_function f)
     *visit = (ms_visit){ .fsdp = fsdp,
                          .pass = fsdp->pass,
                          .unit = unit->index,
-                         .recomputed = fsdp->in_backward,
+                         .recomputed = fsdp->now.in_backward,
                          .tensor = ms_tensor_origin(tensor) };
     fsdp->references++;
     status = ms_tensor_on_gradient(tensor, f, visit, visit_free, &id);
@@ -66,8 +66,8 @@ static uint32_t owner(const ms_unit *unit, bool backward) { return 2 * unit->ind
 
 static void forget_inputs(ms_unit *unit)
 {
-    unit->inputs = unit->inputs_done = 0;
-    unit->no_grad_inputs = false;
+    unit->backward.inputs = unit->backward.inputs_done = 0;
+    unit->backward.no_grad_inputs = false;
 }
 
 /* As in PyTorch: where shards are kept whole after forward, they stay whole while gradients are not
@@ -75,7 +75,7 @@ static void forget_inputs(ms_unit *unit)
 static bool reshards_after_backward(const ms_unit *unit)
 {
     if (unit->keep != MS_KEEP_AS_USUAL) return unit->keep == MS_KEEP_NOT;
-    return unit->reshard_backward && (unit->fsdp->sync || unit->reshard_forward);
+    return unit->settings.reshard_backward && (unit->fsdp->sync || unit->settings.reshard_forward);
 }
 
 /* After a unit's backward: its gradients are reduced, or kept; its memory is given back. */
@@ -103,7 +103,8 @@ static ms_status reduce_leftovers(ms_fsdp *fsdp)
     ms_status status = MS_OK;
     for (uint32_t u = fsdp->unit_count; u-- > 0 && !status;) {
         ms_unit *unit = &fsdp->units[u];
-        if (unit == fsdp->held || !(unit->deferred || ms_unit_has_leftover(unit))) continue;
+        if (unit == fsdp->now.held || !(unit->backward.deferred || ms_unit_has_leftover(unit)))
+            continue;
         status = ms_unit_prepare_reduction(unit, false);
         if (!status) status = ms_lockstep_on_reduction(unit);
     }
@@ -113,7 +114,7 @@ static ms_status reduce_leftovers(ms_fsdp *fsdp)
 /* At the end of a pass: gathered for nothing, in it or after its own backward. */
 static bool is_left_gathered(const ms_unit *unit)
 {
-    if (unit->phase != MS_UNIT_DONE) return unit->reshard_forward;
+    if (unit->phase != MS_UNIT_DONE) return unit->settings.reshard_forward;
     return unit->place == MS_UNIT_GATHERED && unit->prefetched && reshards_after_backward(unit);
 }
 
@@ -126,7 +127,7 @@ static ms_status end_pass(ms_fsdp *fsdp)
     for (uint32_t u = fsdp->unit_count; u-- > 0 && !status;)
         if (fsdp->units[u].phase == MS_UNIT_BACKWARD) status = end_backward(&fsdp->units[u]);
     /* All gradients of all ranks are there when the first of these is reduced. */
-    if (!status && fsdp->sync && fsdp->reduces_once) status = ms_lockstep_on_end(fsdp, true);
+    if (!status && fsdp->sync && fsdp->hooks.reduces_once) status = ms_lockstep_on_end(fsdp, true);
     if (!status && fsdp->sync) status = reduce_leftovers(fsdp);
     if (!status) status = ms_lockstep_on_end(fsdp, true);
     for (uint32_t u = 0; u < fsdp->unit_count && !status; u++) {
@@ -139,11 +140,11 @@ static ms_status end_pass(ms_fsdp *fsdp)
         ms_unit_enter(unit, MS_UNIT_IDLE);
         forget_inputs(unit);
         unit->parts_left = 0;
-        unit->outputs_left = unit->recomputes_left = 0;
+        unit->backward.outputs_left = unit->backward.recomputes_left = 0;
     }
-    fsdp->in_backward = false;
+    fsdp->now.in_backward = false;
     fsdp->pass++;
-    fsdp->order_count = fsdp->order_left = 0;
+    fsdp->now.order_count = fsdp->now.order_left = 0;
     if (!status) status = ms_schedule_end(fsdp, MS_TRAINING);
     status = ms_fsdp_end_job(fsdp, status ? status : ms_pass_end(fsdp));
     ms_unit_note(&fsdp->units[0], "post_backward_final", first);
@@ -156,7 +157,7 @@ static ms_status end_outer_pass(ms_fsdp *fsdp)
 {
     bool left = false;
     for (uint32_t f = 0; f < fsdp->flat_count; f++) left |= ms_outer_is_left(&fsdp->flats[f]);
-    if (!left || !fsdp->sync || fsdp->begun) return MS_OK;
+    if (!left || !fsdp->sync || fsdp->now.begun) return MS_OK;
     ms_status status = reduce_leftovers(fsdp);
     if (!status) status = ms_lockstep_on_end(fsdp, true);
     return ms_fsdp_end_job(fsdp, status ? status : ms_pass_end(fsdp));
@@ -166,17 +167,17 @@ static ms_status end_backward_as_a_whole(void *user)
 {
     ms_fsdp *fsdp = user;
     if (fsdp->closed) return MS_OK;
-    fsdp->ends = false;
-    ms_status status = fsdp->in_backward ? end_pass(fsdp) : end_outer_pass(fsdp);
+    fsdp->now.ends = false;
+    ms_status status = fsdp->now.in_backward ? end_pass(fsdp) : end_outer_pass(fsdp);
     return status ? status : ms_outer_end(fsdp);
 }
 
 /* The end of the backward that runs will be seen. */
 static ms_status await_end(ms_fsdp *fsdp)
 {
-    if (fsdp->ends) return MS_OK;
+    if (fsdp->now.ends) return MS_OK;
     ms_status status = ms_backward_at_end(fsdp->engine, end_backward_as_a_whole, fsdp);
-    fsdp->ends = !status;
+    fsdp->now.ends = !status;
     return status;
 }
 
@@ -184,11 +185,11 @@ static ms_status await_end(ms_fsdp *fsdp)
  * NULL if it is in memory already. */
 static ms_unit *next_unit(ms_fsdp *fsdp, const ms_unit *unit)
 {
-    size_t at = fsdp->order_left;
-    while (at > 0 && fsdp->order[at - 1] != unit->index) at--;
+    size_t at = fsdp->now.order_left;
+    while (at > 0 && fsdp->now.order[at - 1] != unit->index) at--;
     if (at == 0) return NULL;
-    fsdp->order_left = --at;
-    ms_unit *next = at > 0 ? &fsdp->units[fsdp->order[at - 1]] : NULL;
+    fsdp->now.order_left = --at;
+    ms_unit *next = at > 0 ? &fsdp->units[fsdp->now.order[at - 1]] : NULL;
     return next && next->place == MS_UNIT_SHARDED ? next : NULL;
 }
 
@@ -208,7 +209,7 @@ static ms_status prefetch_next(const ms_unit *unit)
     size_t first = ms_trace_count(fsdp->engine);
     if (fsdp->mode != MS_PREFETCH_BACKWARD_PRE || ms_lockstep_is_on(fsdp)) return MS_OK;
     ms_unit *next = ms_schedule_is_planned(fsdp) ? NULL : next_unit(fsdp, unit);
-    if (!next || next->stay_sharded) return MS_OK;
+    if (!next || next->settings.stay_sharded) return MS_OK;
     uint64_t before = next->gathers;
     ms_status status = ms_unit_set_full(next, next->recorded_full);
     if (!status) status = ms_unit_gather(next);
@@ -227,7 +228,7 @@ static ms_status begin_backward(ms_unit *unit)
     status = await_end(fsdp);
     if (!status) status = ms_pass_enter_backward(unit);
     if (status) return status;
-    fsdp->in_backward = true;
+    fsdp->now.in_backward = true;
     ms_unit_enter(unit, MS_UNIT_BACKWARD);
     status = ms_unit_release(unit);
     if (!status) status = ms_unit_set_full(unit, unit->recorded_full);
@@ -235,7 +236,7 @@ static ms_status begin_backward(ms_unit *unit)
     bool enters = !unit->entered;
     unit->entered = false;
     if (!status && enters) status = ms_schedule_enter(unit, true);
-    if (!status && !unit->stay_sharded) status = gather(unit);
+    if (!status && !unit->settings.stay_sharded) status = gather(unit);
     if (!status && enters) status = ms_schedule_gather(unit, true);
     if (!status) status = prefetch_next(unit);
     if (!status) status = ms_unit_use(unit);
@@ -258,8 +259,9 @@ static ms_status end_consumer(const ms_visit *visit)
     const ms_fsdp *fsdp = visit->fsdp;
     for (uint32_t u = 0; u < fsdp->unit_count; u++) {
         ms_unit *unit = &fsdp->units[u];
-        if (unit->phase == MS_UNIT_BACKWARD && !unit->no_grad_inputs && unit->inputs == 1
-            && unit->input.call == visit->tensor.call && unit->input.result == visit->tensor.result)
+        if (unit->phase == MS_UNIT_BACKWARD && !unit->backward.no_grad_inputs
+            && unit->backward.inputs == 1 && unit->backward.input.call == visit->tensor.call
+            && unit->backward.input.result == visit->tensor.result)
             return end_backward(unit);
     }
     return MS_OK;
@@ -273,10 +275,10 @@ static ms_status on_output(void *user, ms_tensor *gradient, ms_tensor **replacem
     (void)gradient;
     (void)replacement;
     if (!unit) return MS_OK;
-    if (!visit->recomputed && visit->pass == visit->fsdp->pass && unit->outputs_left)
-        unit->outputs_left--;
+    if (!visit->recomputed && visit->pass == visit->fsdp->pass && unit->backward.outputs_left)
+        unit->backward.outputs_left--;
     bool begins = unit->phase != MS_UNIT_BACKWARD;
-    unit->recomputed = visit->recomputed && (begins || unit->recomputed);
+    unit->backward.recomputed = visit->recomputed && (begins || unit->backward.recomputed);
     if (!begins) return MS_OK;
     ms_status status = end_consumer(visit);
     return ms_fsdp_end_job(visit->fsdp, status ? status : begin_backward(unit));
@@ -291,7 +293,8 @@ static ms_status on_input(void *user, ms_tensor *gradient, ms_tensor **replaceme
     (void)gradient;
     (void)replacement;
     if (!unit || unit->phase != MS_UNIT_BACKWARD) return MS_OK;
-    if (visit->pass != fsdp->pass || unit->no_grad_inputs || ++unit->inputs_done < unit->inputs)
+    if (visit->pass != fsdp->pass || unit->backward.no_grad_inputs
+        || ++unit->backward.inputs_done < unit->backward.inputs)
         return MS_OK;
     return ms_fsdp_end_job(visit->fsdp, end_backward(unit));
 }
@@ -324,7 +327,7 @@ ms_status ms_member_on_gradient(void *user, ms_tensor *leaf)
     ms_status status = ms_member_collect(member);
     if (!status && !member->fired) {
         member->fired = true;
-        if (--unit->pending == 0 && (!unit->frozen || unit->recomputed))
+        if (--unit->backward.pending == 0 && (!unit->settings.frozen || unit->backward.recomputed))
             status = end_backward(unit);
     }
     return ms_fsdp_end_job(fsdp, status);
@@ -338,15 +341,15 @@ static ms_status watch_inputs(ms_unit *unit, ms_tensor *const *inputs, uint32_t 
     ms_status status = MS_OK;
     bool any = false;
     if (!ms_engine_is_recording(unit->fsdp->engine)) return MS_OK;
-    if (unit->fsdp->in_backward) count = 0;
+    if (unit->fsdp->now.in_backward) count = 0;
     for (uint32_t i = 0; i < count && !status; i++) {
         if (!ms_tensor_requires_grad(inputs[i]) || ms_tensor_is_leaf(inputs[i])) continue;
         any = true;
         status = watch(unit, inputs[i], on_input);
-        unit->input = ms_tensor_origin(inputs[i]);
-        if (!status) unit->inputs++;
+        unit->backward.input = ms_tensor_origin(inputs[i]);
+        if (!status) unit->backward.inputs++;
     }
-    if (!any) unit->no_grad_inputs = true;
+    if (!any) unit->backward.no_grad_inputs = true;
     return status;
 }
 
@@ -354,7 +357,7 @@ static ms_status watch_inputs(ms_unit *unit, ms_tensor *const *inputs, uint32_t 
 static ms_status choose_precision(ms_unit *unit)
 {
     ms_fsdp *fsdp = unit->fsdp;
-    bool full = fsdp->in_backward ? unit->recorded_full : fsdp->full;
+    bool full = fsdp->now.in_backward ? unit->recorded_full : fsdp->full;
     bool awaits = unit->phase == MS_UNIT_AWAITING && ms_engine_is_recording(fsdp->engine);
     if (awaits && full != unit->recorded_full)
         return ms_engine_fail(
@@ -370,7 +373,7 @@ static ms_status choose_precision(ms_unit *unit)
 /* A recomputed forward begins the unit's use in backward. */
 static ms_status enter(ms_unit *unit)
 {
-    bool backward = unit->fsdp->in_backward, enters = unit->phase != MS_UNIT_BACKWARD;
+    bool backward = unit->fsdp->now.in_backward, enters = unit->phase != MS_UNIT_BACKWARD;
     ms_status status = MS_OK;
     if (enters) {
         status = ms_schedule_enter(unit, backward);
@@ -394,11 +397,11 @@ ms_status ms_fsdp_before_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const
     ms_status status = watch_inputs(unit, inputs, count);
     if (!status) status = ms_pass_enter_forward(unit);
     if (status || unit->depth++ > 0) return status;
-    if (index == 0 && !fsdp->in_backward) fsdp->forwards++;
+    if (index == 0 && !fsdp->now.in_backward) fsdp->same.forwards++;
     status = enter(unit);
     if (status) {
         unit->depth--;
-        fsdp->depth--;
+        fsdp->now.depth--;
         return ms_fsdp_end_job(fsdp, status);
     }
     if (unit->phase != MS_UNIT_BACKWARD) ms_unit_enter(unit, MS_UNIT_FORWARD);
@@ -410,11 +413,12 @@ ms_status ms_fsdp_before_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const
 static ms_status note_order(ms_unit *unit)
 {
     ms_fsdp *fsdp = unit->fsdp;
-    ms_status status = ms_grow(ms_engine_context(fsdp->engine), (void **)&fsdp->order,
-                               &fsdp->order_capacity, fsdp->order_count + 1, sizeof *fsdp->order);
+    ms_status status =
+        ms_grow(ms_engine_context(fsdp->engine), (void **)&fsdp->now.order,
+                &fsdp->now.order_capacity, fsdp->now.order_count + 1, sizeof *fsdp->now.order);
     if (status) return status;
-    fsdp->order[fsdp->order_count++] = unit->index;
-    fsdp->order_left = fsdp->order_count;
+    fsdp->now.order[fsdp->now.order_count++] = unit->index;
+    fsdp->now.order_left = fsdp->now.order_count;
     return MS_OK;
 }
 
@@ -422,8 +426,9 @@ static ms_status note_order(ms_unit *unit)
 void ms_fsdp_begin_part(ms_fsdp *fsdp, uint32_t index, uint32_t part)
 {
     ms_unit *unit = &fsdp->units[index];
-    uint64_t all = unit->parts >= 64 ? UINT64_MAX : ((uint64_t)1 << unit->parts) - 1;
-    if (fsdp->in_backward) return;
+    uint64_t all =
+        unit->settings.parts >= 64 ? UINT64_MAX : ((uint64_t)1 << unit->settings.parts) - 1;
+    if (fsdp->now.in_backward) return;
     if (unit->parts_left == 0) unit->parts_left = all;
     unit->parts_left &= ~((uint64_t)1 << (part < 63 ? part : 63));
 }
@@ -435,7 +440,7 @@ static ms_status give_back(ms_unit *unit)
     bool returns = unit->phase == MS_UNIT_AWAITING || ms_is_recomputed_later(unit->fsdp->engine);
     ms_status status = MS_OK;
     bool reshards =
-        unit->keep == MS_KEEP_AS_USUAL ? unit->reshard_forward : unit->keep == MS_KEEP_NOT;
+        unit->keep == MS_KEEP_AS_USUAL ? unit->settings.reshard_forward : unit->keep == MS_KEEP_NOT;
     if (!reshards) return MS_OK;
     if (returns && !ms_lockstep_is_on(unit->fsdp)) status = ms_secondary_shard_keep(unit);
     return status ? status : ms_unit_reshard(unit);
@@ -474,7 +479,7 @@ static ms_status reshard_after_forward(ms_unit *unit)
 static ms_status end_evaluation(ms_fsdp *fsdp)
 {
     ms_status status = MS_OK;
-    if (fsdp->running != &fsdp->schedules[MS_EVALUATION]) return MS_OK;
+    if (fsdp->now.running != &fsdp->schedules[MS_EVALUATION]) return MS_OK;
     for (uint32_t u = 0; u < fsdp->unit_count && !status; u++)
         if (fsdp->units[u].prefetched) status = ms_unit_reshard(&fsdp->units[u]);
     return status ? status : ms_schedule_end(fsdp, MS_EVALUATION);
@@ -494,16 +499,17 @@ ms_status ms_fsdp_after_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const 
         if (!ms_tensor_requires_grad(outputs[i]) || ms_tensor_is_leaf(outputs[i])) continue;
         recorded = true;
         status = watch(unit, outputs[i], on_output);
-        unit->outputs_left += !fsdp->in_backward;
+        unit->backward.outputs_left += !fsdp->now.in_backward;
     }
     if (!status) status = ms_pass_leave_forward(fsdp);
     if (--unit->depth > 0 || status) return status;
-    if (recorded && fsdp->in_backward && unit->recomputes_left) unit->recomputes_left--;
+    if (recorded && fsdp->now.in_backward && unit->backward.recomputes_left)
+        unit->backward.recomputes_left--;
     if (unit->phase == MS_UNIT_BACKWARD) return MS_OK;
     ms_unit_enter(unit, recorded ? MS_UNIT_AWAITING : MS_UNIT_IDLE);
-    if (recorded && fsdp->in_backward) return MS_OK;
-    if (!fsdp->in_backward && (recorded || ms_is_recomputed_later(fsdp->engine))) {
-        unit->recomputes_left += !recorded;
+    if (recorded && fsdp->now.in_backward) return MS_OK;
+    if (!fsdp->now.in_backward && (recorded || ms_is_recomputed_later(fsdp->engine))) {
+        unit->backward.recomputes_left += !recorded;
         unit->recorded_full = unit->full;
         status = note_order(unit);
     }
@@ -511,7 +517,7 @@ ms_status ms_fsdp_after_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const 
     if (!status) status = reshard_after_forward(unit);
     if (!status) status = ms_gathers_leave(&fsdp->gather_times, owner(unit, false));
     if (!status) status = ms_schedule_leave(unit, false);
-    if (!status && fsdp->depth == 0) status = end_evaluation(fsdp);
+    if (!status && fsdp->now.depth == 0) status = end_evaluation(fsdp);
     if (!status && index == 0) status = ms_lockstep_on_end(fsdp, false);
     ms_unit_note(unit, "post_forward", first);
     return ms_fsdp_end_job(fsdp, status);

@@ -27,7 +27,7 @@ ms_status ms_outer_take(ms_member *member, ms_tensor *gradient)
 {
     const ms_fsdp *fsdp = member->fsdp;
     ms_status status = MS_OK;
-    if (fsdp->joining)
+    if (fsdp->same.joining)
         status = refuse(member, "in a join, and ranks without inputs left would lack it: add the "
                                 "penalty inside of the unit's forward, or use weight_decay");
     else if (member->stepped)
@@ -66,8 +66,8 @@ static double factor_of(const ms_flat_param *flat)
 {
     const ms_fsdp *fsdp = flat->unit->fsdp;
     double ranks = ms_group_size(flat->bucket.group);
-    for (uint32_t i = 0; i < fsdp->link_count && !fsdp->hook; i++) {
-        const ms_link *link = &fsdp->links[i];
+    for (uint32_t i = 0; i < fsdp->hooks.link_count && !fsdp->hooks.hook; i++) {
+        const ms_link *link = &fsdp->hooks.links[i];
         if (!link->kind->reduce) continue;
         if (link->options.op == MS_REDUCE_OP_SUM) return ranks;
         if (link->options.op == MS_REDUCE_OP_AVG) return ranks / fsdp->divisor;

@@ -12,9 +12,9 @@
 /* The link of the chain that reduces, or NULL: a script does. */
 static const ms_link *reduction_of(const ms_fsdp *fsdp)
 {
-    if (fsdp->hook) return NULL;
-    for (uint32_t i = 0; i < fsdp->link_count; i++)
-        if (fsdp->links[i].kind->reduce) return &fsdp->links[i];
+    if (fsdp->hooks.hook) return NULL;
+    for (uint32_t i = 0; i < fsdp->hooks.link_count; i++)
+        if (fsdp->hooks.links[i].kind->reduce) return &fsdp->hooks.links[i];
     return NULL;
 }
 
@@ -44,7 +44,7 @@ ms_status ms_flat_param_run_partly(ms_flat_param *flat, ms_tensor **result)
     bucket->group = before.shards;
     bucket->shards = bucket->replicas = NULL;
     bucket->divisor = ms_group_size(before.shards);
-    ms_status status = ms_chain_run(fsdp->links, fsdp->link_count, bucket, result);
+    ms_status status = ms_chain_run(fsdp->hooks.links, fsdp->hooks.link_count, bucket, result);
     bucket->kind = before.kind;
     bucket->group = before.group;
     bucket->shards = before.shards;

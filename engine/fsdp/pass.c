@@ -36,18 +36,18 @@ ms_status ms_fsdp_end_job(ms_fsdp *fsdp, ms_status status)
 /* Recorded, and neither inside of another forward nor of a backward, which recomputes. */
 static bool is_outermost(const ms_fsdp *fsdp)
 {
-    return fsdp->depth == 0 && !fsdp->in_backward && ms_engine_is_recording(fsdp->engine);
+    return fsdp->now.depth == 0 && !fsdp->now.in_backward && ms_engine_is_recording(fsdp->engine);
 }
 
 bool ms_fsdp_begins_pass(const ms_fsdp *fsdp, uint32_t unit)
 {
-    return is_outermost(fsdp) && (unit == 0 || !fsdp->begun);
+    return is_outermost(fsdp) && (unit == 0 || !fsdp->now.begun);
 }
 
 static ms_status begin(ms_fsdp *fsdp)
 {
-    fsdp->timed = true;
-    fsdp->reduced = false;
+    fsdp->now.timed = true;
+    fsdp->now.reduced = false;
     ms_status status = ms_gathers_begin_pass(&fsdp->gather_times, fsdp->times.passes);
     return status ? status : ms_times_begin_pass(&fsdp->times, 1);
 }
@@ -56,8 +56,8 @@ static bool counts_forward(const ms_fsdp *fsdp) { return fsdp->forward_ahead || 
 
 bool ms_pass_counts(const ms_fsdp *fsdp)
 {
-    if (fsdp->running != &fsdp->schedules[MS_TRAINING]) return false;
-    return fsdp->in_backward || counts_forward(fsdp);
+    if (fsdp->now.running != &fsdp->schedules[MS_TRAINING]) return false;
+    return fsdp->now.in_backward || counts_forward(fsdp);
 }
 
 /* The order of a pass is recorded from its first forward on, also where backward will run that
@@ -65,8 +65,8 @@ bool ms_pass_counts(const ms_fsdp *fsdp)
 static void begin_schedule(ms_fsdp *fsdp)
 {
     bool training = ms_engine_is_recording(fsdp->engine) || ms_is_recomputed_later(fsdp->engine);
-    if (fsdp->depth > 0 || fsdp->in_backward) return;
-    if (training && fsdp->running) return;
+    if (fsdp->now.depth > 0 || fsdp->now.in_backward) return;
+    if (training && fsdp->now.running) return;
     ms_schedule_begin(fsdp, training ? MS_TRAINING : MS_EVALUATION);
     if (training && counts_forward(fsdp)) fsdp->prefetched = (ms_prefetch_counts){ 0 };
 }
@@ -78,15 +78,15 @@ ms_status ms_pass_enter_forward(ms_unit *unit)
     begin_schedule(fsdp);
     ms_status status = begins && fsdp->sync ? begin(fsdp) : MS_OK;
     if (status) return status;
-    fsdp->begun |= begins;
-    fsdp->depth++;
+    fsdp->now.begun |= begins;
+    fsdp->now.depth++;
     return MS_OK;
 }
 
 ms_status ms_pass_leave_forward(ms_fsdp *fsdp)
 {
-    fsdp->depth--;
-    bool ends = is_outermost(fsdp) && fsdp->timed;
+    fsdp->now.depth--;
+    bool ends = is_outermost(fsdp) && fsdp->now.timed;
     return ends ? ms_times_note(&fsdp->times, MS_AT_BACKWARD) : MS_OK;
 }
 
@@ -121,27 +121,27 @@ static bool has_earlier_gradients(const ms_fsdp *fsdp)
 /* Before the first reduction of a pass. Its forward may have been without synchronization. */
 static ms_status begin_reductions(ms_fsdp *fsdp)
 {
-    if (fsdp->reducing) return MS_OK;
-    fsdp->reducing = true;
-    fsdp->launched = 0;
-    fsdp->continues = fsdp->asks_order && has_earlier_gradients(fsdp);
-    return fsdp->timed ? MS_OK : begin(fsdp);
+    if (fsdp->now.reducing) return MS_OK;
+    fsdp->now.reducing = true;
+    fsdp->now.launched = 0;
+    fsdp->now.continues = fsdp->hooks.asks_order && has_earlier_gradients(fsdp);
+    return fsdp->now.timed ? MS_OK : begin(fsdp);
 }
 
 /* Without the replicas there are no reduced gradients yet. */
 static ms_status call_on_reduced(ms_fsdp *fsdp, uint32_t bucket)
 {
     bool is_partial = !fsdp->replica_sync && ms_fsdp_can_be_partial(fsdp);
-    if (!fsdp->on_reduced || is_partial) return MS_OK;
-    return fsdp->on_reduced(fsdp->on_reduced_user, bucket);
+    if (!fsdp->hooks.on_reduced || is_partial) return MS_OK;
+    return fsdp->hooks.on_reduced(fsdp->hooks.on_reduced_user, bucket);
 }
 
 static ms_status tell(ms_flat_param *flat)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
-    fsdp->stepped = false;
+    fsdp->now.stepped = false;
     ms_status status = call_on_reduced(fsdp, flat->bucket.place);
-    for (uint32_t i = 0; i < flat->count; i++) flat->members[i].stepped = fsdp->stepped;
+    for (uint32_t i = 0; i < flat->count; i++) flat->members[i].stepped = fsdp->now.stepped;
     return status;
 }
 
@@ -149,8 +149,8 @@ static ms_status tell(ms_flat_param *flat)
 static bool is_final(const ms_unit *unit)
 {
     const ms_fsdp *fsdp = unit->fsdp;
-    return !fsdp->find_unused && !fsdp->joining && unit->outputs_left == 0
-           && unit->recomputes_left == 0;
+    return !fsdp->same.find_unused && !fsdp->same.joining && unit->backward.outputs_left == 0
+           && unit->backward.recomputes_left == 0;
 }
 
 /* Launches the reductions of a unit's flat parameters. Where backward may come to the unit again,
@@ -165,7 +165,7 @@ static ms_status launch(ms_unit *unit, bool is_last)
     for (uint32_t f = 0; f < unit->count && !status; f++) {
         ms_flat_param *flat = &unit->flats[f];
         if (!flat->trainable) continue;
-        status = ms_flat_param_reduce(flat, fsdp->launched++, is_last && --left == 0);
+        status = ms_flat_param_reduce(flat, fsdp->now.launched++, is_last && --left == 0);
         if (!status && final) status = tell(flat);
     }
     return status;
@@ -173,8 +173,8 @@ static ms_status launch(ms_unit *unit, bool is_last)
 
 static ms_status launch_held(ms_fsdp *fsdp, bool is_last)
 {
-    ms_unit *unit = fsdp->held;
-    fsdp->held = NULL;
+    ms_unit *unit = fsdp->now.held;
+    fsdp->now.held = NULL;
     return unit ? launch(unit, is_last) : MS_OK;
 }
 
@@ -183,46 +183,49 @@ static ms_status launch_held(ms_fsdp *fsdp, bool is_last)
 static bool may_be_last(const ms_unit *unit)
 {
     const ms_fsdp *fsdp = unit->fsdp;
-    if (fsdp->find_unused || fsdp->joining) return true;
+    if (fsdp->same.find_unused || fsdp->same.joining) return true;
     for (uint32_t u = 0; u < fsdp->unit_count; u++) {
         const ms_unit *other = &fsdp->units[u];
-        if (other != unit && other->trainable && other->phase == MS_UNIT_BACKWARD) return false;
+        if (other != unit && other->settings.trainable && other->phase == MS_UNIT_BACKWARD)
+            return false;
     }
     return true;
 }
 
 bool ms_pass_may_reduce(ms_unit *unit)
 {
-    unit->deferred = unit->trainable && unit->fsdp->reduces_once && !is_final(unit);
-    return !unit->deferred;
+    unit->backward.deferred =
+        unit->settings.trainable && unit->fsdp->hooks.reduces_once && !is_final(unit);
+    return !unit->backward.deferred;
 }
 
 ms_status ms_pass_reduce(ms_unit *unit)
 {
     ms_fsdp *fsdp = unit->fsdp;
-    if (unit->trainable == 0) return MS_OK;
-    unit->deferred = false;
+    if (unit->settings.trainable == 0) return MS_OK;
+    unit->backward.deferred = false;
     ms_status status = begin_reductions(fsdp);
     for (uint32_t f = 0; f < unit->count && !status; f++)
         if (unit->flats[f].trainable)
             status = ms_times_bucket_complete(&fsdp->times, unit->flats[f].bucket.place);
     if (!status) status = launch_held(fsdp, false);
     if (status) return status;
-    if (!fsdp->asks_order || !may_be_last(unit)) return launch(unit, false);
-    fsdp->held = unit;
+    if (!fsdp->hooks.asks_order || !may_be_last(unit)) return launch(unit, false);
+    fsdp->now.held = unit;
     return MS_OK;
 }
 
 ms_status ms_pass_enter_backward(ms_unit *unit)
 {
     ms_fsdp *fsdp = unit->fsdp;
-    if (!fsdp->in_backward && !counts_forward(fsdp)) fsdp->prefetched = (ms_prefetch_counts){ 0 };
+    if (!fsdp->now.in_backward && !counts_forward(fsdp))
+        fsdp->prefetched = (ms_prefetch_counts){ 0 };
     return ms_pass_let_go(unit);
 }
 
 ms_status ms_pass_let_go(ms_unit *unit)
 {
-    return unit->fsdp->held == unit ? launch_held(unit->fsdp, false) : MS_OK;
+    return unit->fsdp->now.held == unit ? launch_held(unit->fsdp, false) : MS_OK;
 }
 
 /* ----------------------------------------------------------------------- end */
@@ -240,13 +243,13 @@ static ms_status await_reductions(ms_fsdp *fsdp)
 
 ms_status ms_pass_end(ms_fsdp *fsdp)
 {
-    fsdp->begun = false;
-    if (!fsdp->reducing) return MS_OK;
+    fsdp->now.begun = false;
+    if (!fsdp->now.reducing) return MS_OK;
     ms_status status = launch_held(fsdp, true);
     if (!status) status = ms_filled_exchange(fsdp);
     if (!status) status = await_reductions(fsdp);
-    fsdp->reducing = fsdp->timed = false;
-    fsdp->reduced = true;
+    fsdp->now.reducing = fsdp->now.timed = false;
+    fsdp->now.reduced = true;
     ms_times_end_pass(&fsdp->times);
     ms_gathers_end_pass(&fsdp->gather_times);
     return status ? status : call_on_reduced(fsdp, MS_REDUCED_ALL);
@@ -255,9 +258,9 @@ ms_status ms_pass_end(ms_fsdp *fsdp)
 /* The times that were begun are begun again by the next pass. */
 void ms_pass_give_up(ms_fsdp *fsdp)
 {
-    fsdp->held = NULL;
-    fsdp->depth = 0;
-    fsdp->begun = fsdp->reducing = fsdp->timed = false;
+    fsdp->now.held = NULL;
+    fsdp->now.depth = 0;
+    fsdp->now.begun = fsdp->now.reducing = fsdp->now.timed = false;
     ms_filled_forget(fsdp);
     ms_schedule_give_up(fsdp);
 }

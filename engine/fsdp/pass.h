@@ -13,7 +13,7 @@ ms_status ms_pass_leave_forward(ms_fsdp *fsdp);
 /* Whether uses count as hits or misses now: those in backward, and, where something is gathered
  * ahead in forward, all of a pass. */
 bool ms_pass_counts(const ms_fsdp *fsdp);
-/* Before a unit's backward; before fsdp->in_backward becomes true. */
+/* Before a unit's backward; before fsdp->now.in_backward becomes true. */
 ms_status ms_pass_enter_backward(ms_unit *unit);
 /* What was enqueued for a unit's backward that begins, or for one to come: whether there was
  * anything to gather. */

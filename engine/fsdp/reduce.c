@@ -75,7 +75,7 @@ static ms_status take_memory(ms_flat_param *flat)
     ms_fsdp *fsdp = flat->unit->fsdp;
     if (!ms_storage_is_dropped(ms_tensor_storage(flat->bucket.flat))) return MS_OK;
     for (uint32_t i = 0; i < flat->count; i++) flat->members[i].filled = false;
-    return ms_static_memory_refill(&fsdp->gradient_memory, flat, flat->bucket.flat,
+    return ms_static_memory_refill(&fsdp->memory.gradients, flat, flat->bucket.flat,
                                    ms_engine_current(fsdp->engine), &flat->block);
 }
 
@@ -91,7 +91,7 @@ ms_status ms_unit_expect_gradients(ms_unit *unit)
             status = expect(&flat->members[i]);
         }
     }
-    unit->pending = unit->trainable;
+    unit->backward.pending = unit->settings.trainable;
     return status;
 }
 
@@ -181,9 +181,9 @@ static ms_status fill_gaps(ms_flat_param *flat)
 static double split_divisor(const ms_flat_param *flat, double divisor)
 {
     const ms_fsdp *fsdp = flat->unit->fsdp;
-    bool plain = !fsdp->hook && fsdp->link_count == 1
-                 && fsdp->links[0].kind == ms_link_find("reduce")
-                 && fsdp->links[0].options.op == MS_REDUCE_OP_AVG;
+    bool plain = !fsdp->hooks.hook && fsdp->hooks.link_count == 1
+                 && fsdp->hooks.links[0].kind == ms_link_find("reduce")
+                 && fsdp->hooks.links[0].options.op == MS_REDUCE_OP_AVG;
     double before = 1;
     if (!plain || flat->reduces != MS_F16 || flat->bucket.kind == MS_BUCKET_HYBRID) return divisor;
     while (fmod(divisor, before) == 0 && divisor / before > before) before *= 2;
@@ -207,16 +207,17 @@ static ms_status run_chain(ms_flat_param *flat, ms_tensor **result)
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_bucket *bucket = &flat->bucket;
     /* `live` is 0 where there is one rank: live ranks are not counted there. */
-    double divisor = fsdp->live_divisor && fsdp->live ? fsdp->live : fsdp->divisor;
+    double divisor = fsdp->same.live_divisor && fsdp->same.live ? fsdp->same.live : fsdp->divisor;
     flat->ready[1] = (ms_point){ 0 };
     bucket->divisor = split_divisor(flat, divisor);
     /* A script may put another buffer in its place on one rank alone. */
     bucket->fixed_address =
-        fsdp->hook ? 0 : ms_static_memory_number(&fsdp->gradient_memory, bucket->flat);
+        fsdp->hooks.hook ? 0 : ms_static_memory_number(&fsdp->memory.gradients, bucket->flat);
     ms_status status = ms_flat_param_add_carried(flat);
     if (!status)
-        status = fsdp->hook ? fsdp->hook(fsdp->hook_user, bucket, result, &flat->ready[1])
-                            : ms_chain_run(fsdp->links, fsdp->link_count, bucket, result);
+        status = fsdp->hooks.hook
+                     ? fsdp->hooks.hook(fsdp->hooks.hook_user, bucket, result, &flat->ready[1])
+                     : ms_chain_run(fsdp->hooks.links, fsdp->hooks.link_count, bucket, result);
     ms_bucket_set_buffer(bucket, bucket->flat);
     if (!status) status = ms_bucket_check_result(bucket, NULL, *result);
     if (!status) status = divide(*result, divisor / bucket->divisor);
@@ -278,7 +279,7 @@ static ms_status await_readers(ms_flat_param *flat)
 static ms_status reduce_wholly(ms_flat_param *flat, ms_tensor **result)
 {
     ms_status status = MS_OK;
-    if (flat->unit->fsdp->whole_results && !ms_flat_param_is_in_bucket(flat)) {
+    if (flat->unit->fsdp->hooks.whole_results && !ms_flat_param_is_in_bucket(flat)) {
         status = ms_flat_param_make_reduced(flat);
         if (!status) status = await_readers(flat);
         if (!flat->bucket.continues) flat->bucket.result = flat->reduced;
@@ -358,14 +359,15 @@ ms_status ms_flat_param_reduce(ms_flat_param *flat, uint32_t index, bool is_last
     flat->bucket.index = index;
     flat->bucket.is_last = is_last;
     flat->bucket.result = NULL;
-    flat->bucket.continues = fsdp->continues || has_held(flat);
+    flat->bucket.continues = fsdp->now.continues || has_held(flat);
     flat->bucket.scaled = first_marked(flat);
     if (!status) status = ms_group_stream(fsdp->group, 1, &stream);
-    if (!status) status = ms_inflight_acquire(fsdp->reductions, ms_engine_current(fsdp->engine), 1);
+    if (!status)
+        status = ms_inflight_acquire(fsdp->memory.reductions, ms_engine_current(fsdp->engine), 1);
     if (!status) status = launch(flat, stream);
-    if (!status) status = ms_inflight_release(fsdp->reductions, flat->ready[0], 1);
+    if (!status) status = ms_inflight_release(fsdp->memory.reductions, flat->ready[0], 1);
     if (!status && !ms_flat_param_is_in_bucket(flat))
-        status = ms_static_memory_drop(&fsdp->gradient_memory, flat->bucket.flat,
+        status = ms_static_memory_drop(&fsdp->memory.gradients, flat->bucket.flat,
                                        ms_unit_called(flat->unit));
     if (!status) status = hand_out(flat);
     ms_unit_note(flat->unit, "reduce_grad", first);

@@ -25,7 +25,7 @@
  * gather, since the order is that of one rank alone. */
 static ms_schedule *running(const ms_fsdp *fsdp)
 {
-    return ms_lockstep_is_on(fsdp) ? NULL : fsdp->running;
+    return ms_lockstep_is_on(fsdp) ? NULL : fsdp->now.running;
 }
 
 static bool is_same(const ms_fsdp_use *a, const ms_fsdp_use *b)
@@ -46,8 +46,8 @@ static ms_status record(ms_schedule *schedule, ms_context *context, ms_fsdp_use 
 void ms_schedule_begin(ms_fsdp *fsdp, ms_schedule_kind kind)
 {
     ms_schedule *schedule = &fsdp->schedules[kind];
-    if (kind == MS_EVALUATION) fsdp->interrupted = fsdp->running;
-    fsdp->running = schedule;
+    if (kind == MS_EVALUATION) fsdp->now.interrupted = fsdp->now.running;
+    fsdp->now.running = schedule;
     schedule->present_count = schedule->ended = 0;
     schedule->follows = schedule->entry_count > 0;
 }
@@ -89,12 +89,12 @@ static ms_status keep_record(ms_fsdp *fsdp, ms_schedule *schedule)
 ms_status ms_schedule_end(ms_fsdp *fsdp, ms_schedule_kind kind)
 {
     ms_schedule *schedule = &fsdp->schedules[kind];
-    if (fsdp->running != schedule) return MS_OK;
-    fsdp->running = kind == MS_EVALUATION ? fsdp->interrupted : NULL;
+    if (fsdp->now.running != schedule) return MS_OK;
+    fsdp->now.running = kind == MS_EVALUATION ? fsdp->now.interrupted : NULL;
     return keep_record(fsdp, schedule);
 }
 
-void ms_schedule_give_up(ms_fsdp *fsdp) { fsdp->running = fsdp->interrupted = NULL; }
+void ms_schedule_give_up(ms_fsdp *fsdp) { fsdp->now.running = fsdp->now.interrupted = NULL; }
 
 /* ------------------------------------------------------------ entries by mode */
 
@@ -199,7 +199,7 @@ static ms_status gather_ahead(ms_fsdp *fsdp, const uint32_t *units, uint32_t cou
     ms_status status = MS_OK;
     for (uint32_t i = 0; i < count && !status; i++) {
         ms_unit *unit = &fsdp->units[units[i]];
-        if (unit->place == MS_UNIT_IN_USE || (backward && unit->stay_sharded)) continue;
+        if (unit->place == MS_UNIT_IN_USE || (backward && unit->settings.stay_sharded)) continue;
         size_t first = ms_trace_count(fsdp->engine);
         uint64_t before = unit->gathers;
         status = ms_unit_set_full(unit, backward ? unit->recorded_full : fsdp->full);
@@ -246,8 +246,8 @@ ms_status ms_schedule_gather(ms_unit *unit, bool backward)
 {
     const ms_schedule_entry *entry = entry_of(unit);
     if (!entry) return MS_OK;
-    return gather_ahead(unit->fsdp, unit->fsdp->running->gathers + entry->first, entry->beginning,
-                        backward);
+    return gather_ahead(unit->fsdp, unit->fsdp->now.running->gathers + entry->first,
+                        entry->beginning, backward);
 }
 
 ms_status ms_schedule_leave(ms_unit *unit, bool backward)

@@ -151,26 +151,17 @@ typedef enum ms_unit_phase {
     MS_UNIT_DONE      /* its backward has ended; that of other units goes on */
 } ms_unit_phase;
 
-struct ms_unit {
-    ms_fsdp *fsdp;
-    uint32_t index;
-    char *name;
-    ms_flat_param *flats;
-    uint32_t count;
+/* What a unit is, and when it is resharded. */
+typedef struct ms_unit_settings {
     uint32_t trainable; /* members that need gradients */
+    uint32_t parts;     /* modules that it has */
     bool frozen;        /* some member needs none */
-    ms_unit_place place;
-    ms_unit_phase phase;
     bool reshard_forward, reshard_backward;
-    bool stay_sharded;  /* backward does without its values */
-    bool full;          /* gathers give the shards' dtype */
-    bool recorded_full; /* so did the gather for the forwards to which backward will come */
-    uint32_t depth;     /* calls of its forward that have not returned */
-    /* Modules that are to run before the unit is resharded, and how many modules it has. A bit for
-     * each; those from number 63 on share the last bit. */
-    uint64_t parts_left;
-    bool warned; /* that not all of them ran */
-    uint32_t parts;
+    bool stay_sharded; /* backward does without its values */
+} ms_unit_settings;
+
+/* What a unit's backward waits for. */
+typedef struct ms_unit_backward {
     uint32_t pending; /* trainable members whose gradients have not come in this backward */
     /* Inputs of its recorded forwards that need gradients, and how many of those have come.
      * no_grad_inputs: some forward had no such input, so inputs do not tell when its backward has
@@ -183,6 +174,25 @@ struct ms_unit {
     uint32_t outputs_left, recomputes_left;
     bool deferred;   /* its gradients stay whole until the end of backward, and are reduced then */
     bool recomputed; /* the backward that runs is that of recomputed forwards only */
+} ms_unit_backward;
+
+struct ms_unit {
+    ms_fsdp *fsdp;
+    uint32_t index;
+    char *name;
+    ms_flat_param *flats;
+    uint32_t count;
+    ms_unit_settings settings;
+    ms_unit_place place;
+    ms_unit_phase phase;
+    bool full;          /* gathers give the shards' dtype */
+    bool recorded_full; /* so did the gather for the forwards to which backward will come */
+    uint32_t depth;     /* calls of its forward that have not returned */
+    /* Modules that are to run before the unit is resharded. A bit for each; those from number 63 on
+     * share the last bit. */
+    uint64_t parts_left;
+    bool warned; /* that not all of them ran */
+    ms_unit_backward backward;
     uint32_t
         turn; /* lockstep.c: its place among the units that were gathered, from 1; 0: none yet */
     uint64_t gathers; /* number of gathers so far */
@@ -222,6 +232,66 @@ typedef struct ms_schedule {
     bool follows; /* the pass that runs has had the recorded uses so far, and there are entries */
 } ms_schedule;
 
+/* How gradients are reduced, and who hears of it. */
+typedef struct ms_fsdp_hooks {
+    ms_link links[MS_CHAIN_LINKS];
+    uint32_t link_count;
+    ms_comm_hook hook;
+    void *hook_user;
+    void (*hook_free)(void *user);
+    bool asks_order;    /* some link may ask for the first or the last bucket of a pass */
+    bool whole_results; /* some link holds results until the last bucket */
+    bool reduces_once;  /* some link must see all of a unit's gradients at once */
+    ms_reduced_function on_reduced;
+    void *on_reduced_user;
+    void (*on_reduced_free)(void *user);
+} ms_fsdp_hooks;
+
+/* The pass that runs. */
+typedef struct ms_fsdp_pass {
+    ms_schedule *running, *interrupted; /* of the pass that runs; of the one around it */
+    bool in_backward;                   /* some unit's backward runs */
+    bool ends;                          /* the end of the backward that runs will be seen */
+    uint32_t depth;                     /* calls of units' forwards that have not returned */
+    bool begun;        /* a forward has begun a pass, whose backward has not ended */
+    bool timed;        /* the times of a pass were begun, and it has not ended */
+    bool reducing;     /* a unit of this pass was, or is to be reduced */
+    bool reduced;      /* the last pass was reduced, and none was begun since */
+    bool continues;    /* pieces had gradients of earlier passes when this one's reductions began */
+    bool stepped;      /* see ms_fsdp_note_step */
+    uint32_t launched; /* reductions of this pass so far */
+    ms_unit *held;     /* whose reduction may be the last of the pass, and is held back */
+    /* Units in the order in which their recorded forwards ended, each as often as that happened;
+     * and how many of these visits backward has not come to. */
+    uint32_t *order;
+    size_t order_count, order_capacity, order_left;
+} ms_fsdp_pass;
+
+/* What limits memory, and what keeps its address. */
+typedef struct ms_fsdp_memory {
+    ms_inflight *gathers, *reductions;
+    ms_turns casts, wires; /* gathers of casts, and copies from wires */
+    ms_static_memory wholes, wire_blocks, cast_blocks, gradients;
+} ms_fsdp_memory;
+
+/* Whole parameters outside of passes: summon.c. */
+typedef struct ms_fsdp_summons {
+    uint32_t *units;
+    uint32_t count;
+    bool is_active; /* what is gathered is given back at once on ranks that look at nothing */
+} ms_fsdp_summons;
+
+/* Ranks that differ: lockstep.c. The number of forwards of the root; the units that have a turn;
+ * how many ranks had inputs in the last exchange; the words of this rank, then of all ranks. */
+typedef struct ms_fsdp_lockstep {
+    bool find_unused, joining, live_divisor, replica_sync_before;
+    uint64_t forwards;
+    uint32_t turns, live;
+    int64_t *words;
+    int32_t *brought;                    /* filled.c: a word for each member */
+    ms_lockstep_stats stats, pass_stats; /* so far; in the last pass that has ended */
+} ms_fsdp_lockstep;
+
 /* A sharded model. References: the host's, and one for each visit; the parts go with the host's, so
  * hooks of graphs that outlive the model find it closed. Host thread only. */
 struct ms_fsdp {
@@ -239,60 +309,24 @@ struct ms_fsdp {
     uint32_t flat_count;
     ms_unit *units;
     uint32_t unit_count;
+    ms_flat_param **buckets; /* trainable flat parameters by place */
+    uint32_t bucket_count;
     ms_prefetch_mode mode;
     bool forward_ahead, planner;
     ms_schedule schedules[MS_SCHEDULES];
-    ms_schedule *running, *interrupted; /* of the pass that runs; of the one around it */
     bool sync, replica_sync, offload;
     bool full; /* forwards that begin compute in the shards' dtype */
     ms_gather_extension extension;
-    bool in_backward;        /* some unit's backward runs */
-    bool ends;               /* the end of the backward that runs will be seen */
-    uint64_t pass;           /* number of backwards that have ended */
-    ms_flat_param **buckets; /* trainable flat parameters by place */
-    uint32_t bucket_count;
-    uint32_t depth;  /* calls of units' forwards that have not returned */
-    bool begun;      /* a forward has begun a pass, whose backward has not ended */
-    bool timed;      /* the times of a pass were begun, and it has not ended */
-    bool reducing;   /* a unit of this pass was, or is to be reduced */
-    bool reduced;    /* the last pass was reduced, and none was begun since */
-    bool asks_order; /* some link may ask for the first or the last bucket of a pass */
-    bool continues;  /* pieces had gradients of earlier passes when this one's reductions began */
-    bool whole_results; /* some link holds results until the last bucket */
-    bool reduces_once;  /* some link must see all of a unit's gradients at once */
-    uint32_t launched;  /* reductions of this pass so far */
-    ms_unit *held;      /* whose reduction may be the last of the pass, and is held back */
-    ms_reduced_function on_reduced;
-    bool stepped; /* see ms_fsdp_note_step */
-    void *on_reduced_user;
-    void (*on_reduced_free)(void *user);
+    ms_fsdp_hooks hooks;
+    uint64_t pass; /* number of backwards that have ended */
+    ms_fsdp_pass now;
+    ms_fsdp_memory memory;
+    ms_fsdp_summons summon;
+    ms_fsdp_lockstep same;
     ms_times times;
     ms_gathers gather_times;
     ms_prefetch_counts prefetched, step_prefetched;
     char error[MS_ERROR_MESSAGE_BYTES]; /* that has ended the job; "": none has */
-    ms_inflight *gathers, *reductions;
-    ms_turns casts, wires; /* gathers of casts, and copies from wires */
-    ms_static_memory whole_memory, wire_memory, cast_memory, gradient_memory;
-    ms_link links[MS_CHAIN_LINKS];
-    uint32_t link_count;
-    ms_comm_hook hook;
-    void *hook_user;
-    void (*hook_free)(void *user);
-    /* Units in the order in which their recorded forwards ended, each as often as that happened;
-     * and how many of these visits backward has not come to. */
-    uint32_t *order;
-    size_t order_count, order_capacity, order_left;
-    uint32_t *summoned;
-    uint32_t summoned_count;
-    bool summoning; /* what is gathered is given back at once on ranks that look at nothing */
-    /* lockstep.c. The number of forwards of the root; the units that have a turn; how many ranks
-     * had inputs in the last exchange; the words of this rank, then of all ranks. */
-    bool find_unused, joining, live_divisor, replica_sync_before;
-    uint64_t forwards;
-    uint32_t turns, live;
-    int64_t *words;
-    int32_t *brought;                          /* filled.c: a word for each member */
-    ms_lockstep_stats lockstep, pass_lockstep; /* so far; in the last pass that has ended */
 };
 
 /* "root", or the name of its module. */

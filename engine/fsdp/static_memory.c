@@ -42,9 +42,9 @@ static uint32_t lag_of(uint32_t under_way) { return under_way < MOST_LAG ? under
 /* Two wires are used in turn, and two casts, so tasks may still use one that was dropped. */
 void ms_fsdp_limit_static_memory(ms_fsdp *fsdp, uint32_t gathers, uint32_t reductions)
 {
-    fsdp->whole_memory.lag = lag_of(gathers);
-    fsdp->gradient_memory.lag = lag_of(reductions);
-    fsdp->wire_memory.lag = fsdp->cast_memory.lag = 1;
+    fsdp->memory.wholes.lag = lag_of(gathers);
+    fsdp->memory.gradients.lag = lag_of(reductions);
+    fsdp->memory.wire_blocks.lag = fsdp->memory.cast_blocks.lag = 1;
 }
 
 static void clear(ms_static_memory *memory, ms_context *context)
@@ -57,10 +57,10 @@ static void clear(ms_static_memory *memory, ms_context *context)
 void ms_fsdp_clear_static_memory(ms_fsdp *fsdp)
 {
     ms_context *context = ms_engine_context(fsdp->engine);
-    clear(&fsdp->whole_memory, context);
-    clear(&fsdp->wire_memory, context);
-    clear(&fsdp->cast_memory, context);
-    clear(&fsdp->gradient_memory, context);
+    clear(&fsdp->memory.wholes, context);
+    clear(&fsdp->memory.wire_blocks, context);
+    clear(&fsdp->memory.cast_blocks, context);
+    clear(&fsdp->memory.gradients, context);
 }
 
 static ms_static_entry *room_of(const ms_static_memory *memory, const ms_tensor *tensor)
@@ -137,8 +137,8 @@ static bool are_of_use(const ms_fsdp *fsdp)
 static bool may_have_rooms(const ms_flat_param *flat)
 {
     const ms_fsdp *fsdp = flat->unit->fsdp;
-    bool agrees = fsdp->find_unused || fsdp->joining;
-    return !flat->own && !fsdp->summoning && !agrees && are_of_use(fsdp);
+    bool agrees = fsdp->same.find_unused || fsdp->same.joining;
+    return !flat->own && !fsdp->summon.is_active && !agrees && are_of_use(fsdp);
 }
 
 ms_status ms_static_memory_refill(ms_static_memory *memory, ms_flat_param *flat, ms_tensor *tensor,

@@ -4,15 +4,15 @@
 
 #include <string.h>
 
-void ms_fsdp_note_step(ms_fsdp *fsdp) { fsdp->stepped = true; }
+void ms_fsdp_note_step(ms_fsdp *fsdp) { fsdp->now.stepped = true; }
 
 void ms_fsdp_set_on_reduced(ms_fsdp *fsdp, ms_reduced_function f, void *user,
                             void (*free_user)(void *user))
 {
-    if (fsdp->on_reduced_free) fsdp->on_reduced_free(fsdp->on_reduced_user);
-    fsdp->on_reduced = f;
-    fsdp->on_reduced_user = user;
-    fsdp->on_reduced_free = free_user;
+    if (fsdp->hooks.on_reduced_free) fsdp->hooks.on_reduced_free(fsdp->hooks.on_reduced_user);
+    fsdp->hooks.on_reduced = f;
+    fsdp->hooks.on_reduced_user = user;
+    fsdp->hooks.on_reduced_free = free_user;
 }
 
 uint32_t ms_fsdp_buckets(const ms_fsdp *fsdp) { return fsdp->bucket_count; }
@@ -35,7 +35,7 @@ const char *ms_fsdp_error(const ms_fsdp *fsdp) { return fsdp->error[0] ? fsdp->e
 ms_status ms_fsdp_step_end(ms_fsdp *fsdp)
 {
     fsdp->step_prefetched = fsdp->prefetched;
-    return ms_times_step_end(&fsdp->times, fsdp->reduced);
+    return ms_times_step_end(&fsdp->times, fsdp->now.reduced);
 }
 
 ms_status ms_fsdp_await_times(ms_fsdp *fsdp) { return ms_times_await(&fsdp->times); }

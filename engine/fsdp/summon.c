@@ -37,8 +37,8 @@ ms_status ms_fsdp_check_no_forward(const ms_fsdp *fsdp, const char *what)
 
 ms_status ms_fsdp_check_idle(const ms_fsdp *fsdp, const char *what)
 {
-    bool busy = fsdp->in_backward || in_forward(fsdp);
-    if (!busy && fsdp->summoned_count == 0) return MS_OK;
+    bool busy = fsdp->now.in_backward || in_forward(fsdp);
+    if (!busy && fsdp->summon.count == 0) return MS_OK;
     return ms_engine_fail(fsdp->engine, MS_ERROR_STATE, "fsdp: %s inside of %s: call it %s", what,
                           busy ? "a forward or backward" : "summon",
                           busy ? "between passes" : "after it");
@@ -119,14 +119,14 @@ ms_status ms_fsdp_summon(ms_fsdp *fsdp, const uint32_t *units, uint32_t count,
         status = ms_allocate(ms_engine_context(fsdp->engine), (count + 1) * sizeof *units, "summon",
                              &memory);
     if (status) return status;
-    fsdp->summoning = true;
+    fsdp->summon.is_active = true;
     for (uint32_t i = 0; i < count && !status; i++) {
         ms_unit *unit = &fsdp->units[units[i]];
         status = offload ? gather_outside(unit) : gather(unit);
         if (!status && gradients) status = ms_gradients_gather(unit, offload);
         if (!status && options.absent) status = pass_by(unit);
     }
-    fsdp->summoning = false;
+    fsdp->summon.is_active = false;
     if (options.absent) count = 0;
     for (uint32_t i = 0; i < count && !status; i++) {
         status = ms_unit_use(&fsdp->units[units[i]]);
@@ -134,10 +134,10 @@ ms_status ms_fsdp_summon(ms_fsdp *fsdp, const uint32_t *units, uint32_t count,
     }
     for (uint32_t i = 0; i < count && !status; i++)
         status = keep_values(&fsdp->units[units[i]], offload);
-    ms_release(ms_engine_context(fsdp->engine), fsdp->summoned);
-    fsdp->summoned = memory;
-    for (uint32_t i = 0; i < count; i++) fsdp->summoned[i] = units[i];
-    fsdp->summoned_count = count;
+    ms_release(ms_engine_context(fsdp->engine), fsdp->summon.units);
+    fsdp->summon.units = memory;
+    for (uint32_t i = 0; i < count; i++) fsdp->summon.units[i] = units[i];
+    fsdp->summon.count = count;
     return status;
 }
 
@@ -172,10 +172,10 @@ static ms_status end_unit(ms_unit *unit, bool write)
 ms_status ms_fsdp_summon_end(ms_fsdp *fsdp, bool write)
 {
     ms_status status = MS_OK;
-    uint32_t count = fsdp->summoned_count;
-    fsdp->summoned_count = 0;
+    uint32_t count = fsdp->summon.count;
+    fsdp->summon.count = 0;
     for (uint32_t i = 0; i < count && !status; i++)
-        status = end_unit(&fsdp->units[fsdp->summoned[i]], write);
+        status = end_unit(&fsdp->units[fsdp->summon.units[i]], write);
     return status;
 }
 
@@ -272,24 +272,24 @@ static void give_up_gradients(ms_flat_param *flat)
     flat->carried = NULL;
     ms_tensor *whole = flat->bucket.flat;
     if (!ms_flat_param_is_in_bucket(flat) && !ms_storage_is_dropped(ms_tensor_storage(whole)))
-        ms_static_memory_drop(&flat->unit->fsdp->gradient_memory, whole,
+        ms_static_memory_drop(&flat->unit->fsdp->memory.gradients, whole,
                               ms_unit_called(flat->unit));
 }
 
 /* Nothing here can fail in a way that matters: what is released had been made. */
 void ms_fsdp_reset(ms_fsdp *fsdp)
 {
-    fsdp->in_backward = fsdp->ends = false;
-    fsdp->summoned_count = 0;
-    fsdp->order_count = fsdp->order_left = 0;
+    fsdp->now.in_backward = fsdp->now.ends = false;
+    fsdp->summon.count = 0;
+    fsdp->now.order_count = fsdp->now.order_left = 0;
     fsdp->pass++;
     ms_pass_give_up(fsdp);
     for (uint32_t u = 0; u < fsdp->unit_count; u++) {
         ms_unit *unit = &fsdp->units[u];
-        unit->depth = unit->inputs = unit->inputs_done = 0;
-        unit->no_grad_inputs = false;
-        unit->outputs_left = unit->recomputes_left = 0;
-        unit->deferred = unit->entered = false;
+        unit->depth = unit->backward.inputs = unit->backward.inputs_done = 0;
+        unit->backward.no_grad_inputs = false;
+        unit->backward.outputs_left = unit->backward.recomputes_left = 0;
+        unit->backward.deferred = unit->entered = false;
         unit->parts_left = 0;
         ms_unit_release(unit);
         for (uint32_t f = 0; f < unit->count; f++) {

@@ -140,9 +140,9 @@ static ms_status copy_in(ms_flat_param *flat, ms_stream *gathers)
     ms_status status = copying_stream(fsdp, true, &stream);
     /* The optimizer's stream may still write it. */
     if (!status) status = ms_stream_wait_users(stream, flat->source);
-    if (!status && cast) status = take_turn(&fsdp->casts, stream);
+    if (!status && cast) status = take_turn(&fsdp->memory.casts, stream);
     if (!status && cast)
-        status = take_memory(flat, &fsdp->cast_memory, cast, stream, &flat->form.cast_block);
+        status = take_memory(flat, &fsdp->memory.cast_blocks, cast, stream, &flat->form.cast_block);
     if (!status) status = copy_on(flat, stream, cast ? cast : flat->form.whole, ms_flat_param_cast);
     return status ? status : ms_stream_wait(gathers, flat->gathered);
 }
@@ -158,9 +158,10 @@ static ms_status copy_out(ms_flat_param *flat)
     if (!status)
         status = copy_on(flat, stream, flat->offloaded ? flat->offloaded : flat->form.whole,
                          ms_flat_param_arrange);
-    if (!status) end_turn(&fsdp->wires, flat->gathered);
+    if (!status) end_turn(&fsdp->memory.wires, flat->gathered);
     if (!status)
-        status = ms_static_memory_drop(&fsdp->wire_memory, flat->form.wire, flat->unit->name);
+        status =
+            ms_static_memory_drop(&fsdp->memory.wire_blocks, flat->form.wire, flat->unit->name);
     return status;
 }
 
@@ -168,10 +169,11 @@ static ms_status copy_out(ms_flat_param *flat)
 static uint32_t fixed_address_of(const ms_flat_param *flat, bool direct)
 {
     const ms_fsdp *fsdp = flat->unit->fsdp;
-    uint32_t out = direct ? ms_static_memory_number(&fsdp->whole_memory, flat->form.whole)
-                          : ms_static_memory_number(&fsdp->wire_memory, flat->form.wire);
+    uint32_t out = direct ? ms_static_memory_number(&fsdp->memory.wholes, flat->form.whole)
+                          : ms_static_memory_number(&fsdp->memory.wire_blocks, flat->form.wire);
     if (!flat->form.cast) return out;
-    return ms_static_memory_pair(ms_static_memory_number(&fsdp->cast_memory, flat->form.cast), out);
+    return ms_static_memory_pair(
+        ms_static_memory_number(&fsdp->memory.cast_blocks, flat->form.cast), out);
 }
 
 /* Of shards, cast or not, to the whole or to the wire; or of parts within the near group, to the
@@ -216,15 +218,16 @@ static ms_status move(ms_flat_param *flat, bool near, ms_stream *stream)
     call.stream = stream;
     if (casts) status = copy_in(flat, stream);
     if (status || !ms_flat_param_is_sharded(flat)) return status;
-    if (!call.restore) status = take_turn(&fsdp->wires, stream);
+    if (!call.restore) status = take_turn(&fsdp->memory.wires, stream);
     if (!status && !call.restore)
-        status =
-            take_memory(flat, &fsdp->wire_memory, flat->form.wire, stream, &flat->form.wire_block);
+        status = take_memory(flat, &fsdp->memory.wire_blocks, flat->form.wire, stream,
+                             &flat->form.wire_block);
     if (!near) call.fixed_address = fixed_address_of(flat, call.restore);
     if (!status) status = transfer(flat, near, &call);
-    if (!status && casts) end_turn(&fsdp->casts, flat->gathered);
+    if (!status && casts) end_turn(&fsdp->memory.casts, flat->gathered);
     if (!status && casts)
-        status = ms_static_memory_drop(&fsdp->cast_memory, flat->form.cast, flat->unit->name);
+        status =
+            ms_static_memory_drop(&fsdp->memory.cast_blocks, flat->form.cast, flat->unit->name);
     return status || call.restore ? status : copy_out(flat);
 }
 
@@ -237,7 +240,7 @@ static ms_status gather_flat(ms_flat_param *flat, bool near)
     bool elsewhere = flat->offloaded && flat->form.wire && !near;
     ms_status status = ms_group_stream(fsdp->shards, 2, &stream);
     if (!status && !elsewhere)
-        status = take_memory(flat, &fsdp->whole_memory, flat->form.whole, stream,
+        status = take_memory(flat, &fsdp->memory.wholes, flat->form.whole, stream,
                              &flat->form.whole_block);
     /* The optimizer's stream may still write it. */
     if (!status) status = ms_stream_wait_users(stream, near ? flat->near : flat->source);
@@ -370,17 +373,17 @@ ms_status ms_unit_reshard(ms_unit *unit)
         if (!ms_flat_param_is_apart(flat) || ms_storage_is_dropped(ms_tensor_storage(whole)))
             continue;
         bytes += ms_tensor_bytes(whole);
-        ms_status status = ms_static_memory_drop(&fsdp->whole_memory, whole, ms_unit_called(unit));
+        ms_status status = ms_static_memory_drop(&fsdp->memory.wholes, whole, ms_unit_called(unit));
         if (status) return status;
     }
     if (bytes == 0) return MS_OK;
     ms_status status = ms_group_stream(fsdp->shards, 2, &stream);
     size_t limit = ms_trace_count(fsdp->engine);
-    if (!status) status = ms_inflight_acquire(fsdp->gathers, stream, bytes);
+    if (!status) status = ms_inflight_acquire(fsdp->memory.gathers, stream, bytes);
     ms_trace_add_range(fsdp->engine, limit, "fsdp.rate_limit %s", ms_unit_called(unit));
     if (!status)
-        status = ms_inflight_release(fsdp->gathers, ms_stream_last(ms_engine_current(fsdp->engine)),
-                                     bytes);
+        status = ms_inflight_release(fsdp->memory.gathers,
+                                     ms_stream_last(ms_engine_current(fsdp->engine)), bytes);
     ms_unit_note(unit, "reshard", first);
     return status;
 }

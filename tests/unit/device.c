@@ -447,7 +447,7 @@ static uint32_t opened_index;
 
 static ms_status open_indexed(ms_engine *engine, void **state)
 {
-    opened_index = engine->device_index;
+    opened_index = engine->options.device_index;
     return ms_device_sim.open(engine, state);
 }
 

@@ -25,7 +25,7 @@ static void set_up(bench *b, const int64_t lengths[UNITS])
     *b = (bench){ 0 };
     OK(build(NULL, 2, true, &b->net));
     ms_comm_of(b->net.engine)->has_graphs = true;
-    b->rooms = &b->net.fsdp->whole_memory;
+    b->rooms = &b->net.fsdp->memory.wholes;
     b->flat = b->net.fsdp->flats;
     b->stream = ms_engine_current(b->net.engine);
     assert_int_equal(b->rooms->lag, LAG);

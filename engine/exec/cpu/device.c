@@ -67,7 +67,8 @@ static ms_status cpu_stream_open(ms_stream *stream, void **state)
                           ms_stream_name(stream));
     }
     /* A thread that cannot be pinned runs anyway, so the result is not checked. */
-    if (engine->pin && ms_stream_index(stream) == 0) os->thread_pin(os->user, worker->thread, 0);
+    if (engine->options.pin && ms_stream_index(stream) == 0)
+        os->thread_pin(os->user, worker->thread, 0);
     *state = worker;
     return MS_OK;
 }

@@ -39,17 +39,16 @@ static void fill(ms_storage *storage)
 
 /* The copies are in the order of the list of storages, which does not change before put_back. All
  * of the engine's memory is copied for each task, which is why this is for small tests only. */
-static ms_status save(ms_engine *engine, const ms_access *accesses, uint32_t count,
-                           void **saved)
+static ms_status save(ms_engine *engine, const ms_access *accesses, uint32_t count, void **saved)
 {
     size_t bytes = 0;
-    for (const ms_storage *storage = engine->storages; storage; storage = storage->next)
+    for (const ms_storage *storage = engine->storages.live; storage; storage = storage->next)
         if (!is_spared(accesses, count, storage)) bytes += storage->bytes;
     ms_status status = ms_allocate(&engine->context, bytes + 1, "values put aside", saved);
     if (status) return status;
     await_all(engine);
     char *to = *saved;
-    for (const ms_storage *storage = engine->storages; storage; storage = storage->next) {
+    for (const ms_storage *storage = engine->storages.live; storage; storage = storage->next) {
         if (is_spared(accesses, count, storage)) continue;
         memcpy(to, storage->data, storage->bytes);
         memset(storage->data, MS_POISON, storage->bytes);
@@ -74,7 +73,7 @@ static ms_status put_back(ms_engine *engine, const char *task, const ms_access *
     await_all(engine);
     const char *from = saved;
     const ms_storage *written = NULL;
-    for (const ms_storage *storage = engine->storages; storage; storage = storage->next) {
+    for (const ms_storage *storage = engine->storages.live; storage; storage = storage->next) {
         if (is_spared(accesses, count, storage)) continue;
         if (!written && !is_poison(storage)) written = storage;
         memcpy(storage->data, from, storage->bytes);

@@ -45,13 +45,13 @@ static void helper_run(void *argument)
     }
 }
 
-/* engine->threads counts the worker too, so there is one helper fewer. A team without helpers is
- * legal and runs all tiles on the worker. */
+/* engine->options.threads counts the worker too, so there is one helper fewer. A team without
+ * helpers is legal and runs all tiles on the worker. */
 ms_status ms_team_open(ms_engine *engine, ms_cpu *cpu)
 {
     const ms_os *os = engine->context.os;
     void *memory = NULL, *helpers = NULL, *threads = NULL;
-    uint32_t wanted = engine->threads - 1;
+    uint32_t wanted = engine->options.threads - 1;
     ms_status status = ms_allocate(&engine->context, sizeof(ms_team), "helpers", &memory);
     if (!status)
         status =
@@ -68,8 +68,8 @@ ms_status ms_team_open(ms_engine *engine, ms_cpu *cpu)
     team->engine = engine;
     team->helpers = helpers;
     team->threads = threads;
-    team->spin = ms_spin_choose(engine->crowded, true);
-    cpu->spin = ms_spin_choose(engine->crowded, false);
+    team->spin = ms_spin_choose(engine->options.crowded, true);
+    cpu->spin = ms_spin_choose(engine->options.crowded, false);
     cpu->team = team;
     /* helper_count grows with each thread that has started, so that ms_team_close joins just
      * those. */
@@ -85,7 +85,7 @@ ms_status ms_team_open(ms_engine *engine, ms_cpu *cpu)
             return ms_fail_os(&engine->context, failed, "cannot start a helper thread",
                               "ms-helper");
         }
-        if (engine->pin)
+        if (engine->options.pin)
             os->thread_pin(os->user, team->threads[team->helper_count], team->helper_count + 1);
     }
     return MS_OK;

@@ -79,7 +79,7 @@ static ms_status use_gpu(ms_engine *engine, ms_cuda_device *self)
 {
     char name[128] = "", what[192];
     int major = 0, minor = 0;
-    ms_cuda_result result = self->cuda.gpu_get(&self->gpu, (int)engine->device_index);
+    ms_cuda_result result = self->cuda.gpu_get(&self->gpu, (int)engine->options.device_index);
     if (!result) result = self->cuda.gpu_name(name, sizeof name, self->gpu);
     ms_cuda_context context = NULL;
     if (!result) result = self->cuda.context_retain(&context, self->gpu);
@@ -93,7 +93,7 @@ static ms_status use_gpu(ms_engine *engine, ms_cuda_device *self)
     if (major >= MS_CUDA_MAJOR_LEAST) return MS_OK;
     return ms_engine_fail(engine, MS_ERROR_UNSUPPORTED,
                           "GPU %u, %s, has compute capability %d.%d: %d.0 or later is needed",
-                          engine->device_index, name, major, minor, MS_CUDA_MAJOR_LEAST);
+                          engine->options.device_index, name, major, minor, MS_CUDA_MAJOR_LEAST);
 }
 
 static ms_status cuda_open(ms_engine *engine, void **state)

@@ -25,7 +25,7 @@ static ms_status check(ms_engine *engine)
         engine, MS_ERROR_UNSUPPORTED,
         "GPU %u cannot use memory of the host at the host's addresses, so nothing "
         "can be offloaded: leave offload out",
-        engine->device_index);
+        engine->options.device_index);
 }
 
 static uint64_t capacity(const ms_engine *engine) { return ms_device_cpu.memory->capacity(engine); }

@@ -265,7 +265,8 @@ static ms_status count_multiprocessors(ms_engine *engine, ms_products *products)
 {
     ms_gpu gpu;
     ms_error error;
-    if (!ms_cuda_describe_gpu(ms_engine_context(engine)->os, engine->device_index, &gpu, &error))
+    if (!ms_cuda_describe_gpu(ms_engine_context(engine)->os, engine->options.device_index, &gpu,
+                              &error))
         return ms_engine_fail(engine, MS_ERROR_IO, "%s", error.message);
     products->multiprocessors = gpu.multiprocessors;
     return MS_OK;
@@ -372,7 +373,7 @@ ms_status ms_cuda_plan_matmul(ms_engine *engine, ms_matmul_args *args)
     void **place = NULL;
     describe(args, &key);
     key.multiprocessors = multiprocessors_for(products, ms_engine_current(engine));
-    key.tf32 = engine->tf32 && key.shape.in == MS_F32;
+    key.tf32 = engine->options.tf32 && key.shape.in == MS_F32;
     status = ms_plan_table_find(engine, &products->plans, &key, &place);
     if (status) return status;
     if (!*place) {
