@@ -13,47 +13,8 @@
 #include "bindings/script.h"
 #include "moonshard/ddp.h"
 
-/* ------------------------------------------------------ as ms_reductions asks */
-
-/* The functions of ms_reductions, which reducer's box has. */
-static uint32_t buckets_of(const void *of) { return ms_reducer_buckets(of); }
-static const ms_bucket *bucket_of(const void *of, uint32_t b) { return ms_reducer_bucket(of, b); }
-static uint64_t passes_of(const void *of) { return ms_reducer_iterations(of); }
-static uint64_t layout_of(const void *of, uint64_t *n) { return ms_reducer_layout(of, n); }
-static bool is_rebuilt(const void *of) { return ms_reducer_is_rebuilt(of); }
-static bool is_used(const void *of, uint32_t at, bool *k) { return ms_reducer_is_used(of, at, k); }
-static const char *error_of(const void *of) { return ms_reducer_error(of); }
-static ms_pass_stats stats_of(void *of) { return ms_reducer_stats(of); }
-static uint32_t links_of(const void *of) { return ms_reducer_links(of); }
-static ms_link_stats link_of(const void *of, uint32_t i) { return ms_reducer_link_stats(of, i); }
-static bool times_of(const void *of, uint32_t b, ms_bucket_times *out)
-{
-    return ms_reducer_bucket_times(of, b, out);
-}
-static ms_status await_times(void *of) { return ms_reducer_await_times(of); }
-static ms_status end_step(void *of) { return ms_reducer_step_end(of); }
-static void set_on_reduced(void *of, ms_reduced_function f, void *user, void (*free_user)(void *))
-{
-    ms_reducer_set_on_reduced(of, f, user, free_user);
-}
-
-static const ms_reductions calls = {
-    .gone = "ddp: this model was unwrapped; use the module inside, or wrap it again",
-    .buckets = buckets_of,
-    .bucket = bucket_of,
-    .passes = passes_of,
-    .layout = layout_of,
-    .is_rebuilt = is_rebuilt,
-    .is_used = is_used,
-    .error = error_of,
-    .stats = stats_of,
-    .links = links_of,
-    .link_stats = link_of,
-    .bucket_times = times_of,
-    .await_times = await_times,
-    .step_end = end_step,
-    .set_on_reduced = set_on_reduced,
-};
+/* What is said of a model after its unwrap. */
+static const char gone[] = "ddp: this model was unwrapped; use the module inside, or wrap it again";
 
 /* ----------------------------------------------------------------- reducers */
 
@@ -106,8 +67,8 @@ static const uint64_t *read_caps(lua_State *L, int table, uint32_t *count)
 static int reducer_gc(lua_State *L)
 {
     ms_reductions_box *box = lua_touserdata(L, 1);
-    if (box->of && !box->runtime->closed) ms_reducer_abandon(box->of);
-    box->of = NULL;
+    if (box->source && !box->runtime->closed) ms_gradient_source_abandon(box->source);
+    box->source = NULL;
     return 0;
 }
 
@@ -158,8 +119,8 @@ static int reducer(lua_State *L)
     read_options(L, count, &given);
     /* After a full collection, reducers that no script can reach are marked as abandoned. */
     ms_lua_collect(L, ms_lua_runtime(L));
-    ms_reducer_sweep(engine);
-    ms_reductions_box *box = ms_lua_new_reductions(L, MS_REDUCER_TYPE, &calls);
+    ms_gradient_sources_sweep(engine);
+    ms_reductions_box *box = ms_lua_new_reductions(L, MS_REDUCER_TYPE, gone);
     int at = lua_gettop(L);
     ms_reducer *made = NULL;
     /* The list at index 1 has the handles that bucket:parameters() gives out. */
@@ -170,6 +131,7 @@ static int reducer(lua_State *L)
     given.options.hook_links = hook.links;
     ms_status status = ms_reducer_new(engine, &given.options, parameters, count, &made);
     box->of = made;
+    box->source = ms_reducer_source(made);
     /* The engine takes the hook over only with success. */
     if (status && given.options.hook_user) ms_callback_free(given.options.hook_user);
     ms_lua_ok(L, status);
@@ -267,7 +229,7 @@ static int reducer_free(lua_State *L)
     ms_lua_refuse_in_hook(L, "unwrap", "the reduction that runs needs it");
     ms_lua_enter(L);
     ms_reducer_free(check_reducer(L));
-    ((ms_reductions_box *)lua_touserdata(L, 1))->of = NULL;
+    ((ms_reductions_box *)lua_touserdata(L, 1))->source = NULL;
     return 0;
 }
 
@@ -288,7 +250,9 @@ static int reducer_arrivals(lua_State *L)
 {
     ms_reducer *r = check_reducer(L);
     uint32_t most = 0;
-    for (uint32_t b = 0; b < ms_reducer_buckets(r); b++) most += ms_reducer_bucket(r, b)->count;
+    const ms_gradient_source *source = ms_reducer_source(r);
+    for (uint32_t b = 0; b < ms_gradient_source_buckets(source); b++)
+        most += ms_gradient_source_bucket(source, b)->count;
     /* The 8-byte numbers come first, so that both lists are aligned. */
     uint64_t *ns =
         lua_newuserdatauv(L, ((size_t)most + 1) * (sizeof(uint64_t) + sizeof(uint32_t)), 0);

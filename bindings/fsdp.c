@@ -15,62 +15,8 @@
 #include "bindings/runtime.h"
 #include "bindings/script.h"
 
-/* ------------------------------------------------------ as ms_reductions asks */
-
-/* The functions of ms_reductions, which a model's box has. Buckets are made once. All parameters of
- * a bucket that is reduced have a gradient, on all ranks. */
-static uint32_t buckets_of(const void *of) { return ms_fsdp_buckets(of); }
-static const ms_bucket *bucket_of(const void *of, uint32_t b) { return ms_fsdp_bucket(of, b); }
-static uint64_t passes_of(const void *of) { return ms_fsdp_passes(of); }
-static uint64_t layout_of(const void *of, uint64_t *passes)
-{
-    *passes = ms_fsdp_passes(of);
-    return 1;
-}
-static bool is_rebuilt(const void *of)
-{
-    (void)of;
-    return false;
-}
-static bool is_used(const void *of, uint32_t position, bool *known)
-{
-    (void)of;
-    (void)position;
-    *known = true;
-    return true;
-}
-static const char *error_of(const void *of) { return ms_fsdp_error(of); }
-static ms_pass_stats stats_of(void *of) { return ms_fsdp_stats(of); }
-static uint32_t links_of(const void *of) { return ms_fsdp_links(of); }
-static ms_link_stats link_of(const void *of, uint32_t i) { return ms_fsdp_link_stats(of, i); }
-static bool times_of(const void *of, uint32_t b, ms_bucket_times *out)
-{
-    return ms_fsdp_bucket_times(of, b, out);
-}
-static ms_status await_times(void *of) { return ms_fsdp_await_times(of); }
-static ms_status end_step(void *of) { return ms_fsdp_step_end(of); }
-static void set_on_reduced(void *of, ms_reduced_function f, void *user, void (*free_user)(void *))
-{
-    ms_fsdp_set_on_reduced(of, f, user, free_user);
-}
-
-static const ms_reductions calls = {
-    .gone = "fsdp: this model was unwrapped; wrap it anew",
-    .buckets = buckets_of,
-    .bucket = bucket_of,
-    .passes = passes_of,
-    .layout = layout_of,
-    .is_rebuilt = is_rebuilt,
-    .is_used = is_used,
-    .error = error_of,
-    .stats = stats_of,
-    .links = links_of,
-    .link_stats = link_of,
-    .bucket_times = times_of,
-    .await_times = await_times,
-    .step_end = end_step,
-    .set_on_reduced = set_on_reduced,
-};
+/* What is said of a model after its unwrap. */
+static const char gone[] = "fsdp: this model was unwrapped; wrap it anew";
 
 /* The model at 1. Raises after unwrap. */
 ms_fsdp *ms_lua_fsdp(lua_State *L)
@@ -83,8 +29,8 @@ ms_fsdp *ms_lua_fsdp(lua_State *L)
 static int fsdp_gc(lua_State *L)
 {
     ms_reductions_box *box = lua_touserdata(L, 1);
-    if (box->of && !box->runtime->closed) ms_fsdp_abandon(box->of);
-    box->of = NULL;
+    if (box->source && !box->runtime->closed) ms_gradient_source_abandon(box->source);
+    box->source = NULL;
     return 0;
 }
 
@@ -203,8 +149,8 @@ static int sharded(lua_State *L)
         (uint32_t)ms_lua_field_integer(L, 3, "max_reductions", 0, 0, UINT16_MAX);
     if (lua_getfield(L, 3, "links") == LUA_TTABLE) options.link_count = ms_lua_chain(L, -1, links);
     ms_lua_collect(L, ms_lua_runtime(L));
-    ms_fsdp_sweep(engine);
-    ms_reductions_box *box = ms_lua_new_reductions(L, MS_FSDP_TYPE, &calls);
+    ms_gradient_sources_sweep(engine);
+    ms_reductions_box *box = ms_lua_new_reductions(L, MS_FSDP_TYPE, gone);
     ms_fsdp *made = NULL;
     int at = lua_gettop(L);
     push_handles(L, count);
@@ -217,6 +163,7 @@ static int sharded(lua_State *L)
     options.hook_once = ms_lua_field_boolean(L, 3, "hook_once", false);
     ms_status status = ms_fsdp_new(engine, &options, parameters, count, &made);
     box->of = made;
+    box->source = ms_fsdp_source(made);
     if (status && options.hook_user) ms_callback_free(options.hook_user);
     ms_lua_ok(L, status);
     lua_settop(L, at);
@@ -389,7 +336,7 @@ static int fsdp_unwrap(lua_State *L)
     ms_lua_enter(L);
     ms_lua_ok(L, ms_fsdp_unwrap(ms_lua_fsdp(L)));
     ms_fsdp_free(ms_lua_fsdp(L));
-    ((ms_reductions_box *)lua_touserdata(L, 1))->of = NULL;
+    ((ms_reductions_box *)lua_touserdata(L, 1))->source = NULL;
     return 0;
 }
 

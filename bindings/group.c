@@ -284,8 +284,7 @@ static ms_status split_after_collection(lua_State *L, ms_group *group, uint32_t 
 {
     ms_runtime *runtime = ms_lua_runtime(L);
     ms_lua_collect(L, runtime);
-    ms_reducer_sweep(runtime->engine);
-    ms_fsdp_sweep(runtime->engine);
+    ms_gradient_sources_sweep(runtime->engine);
     return ms_group_split(group, parts, sizes, ranks, out);
 }
 

@@ -1,4 +1,8 @@
-/* job_join.c: a process of an MPI launcher becomes a rank of a job over several nodes. */
+/* job_join.c: a process of an MPI launcher becomes a rank of a job over several nodes.
+ *
+ * Each rank forks a process before it joins. That of a node's first rank becomes the agent of the
+ * node, and the others end. The agent lives longer than the ranks, so it can report how they ended.
+ */
 #include "bindings/job_join.h"
 
 #include <dlfcn.h>

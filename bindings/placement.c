@@ -1,4 +1,15 @@
-/* placement.c: which GPU a rank computes on, and which cores its host threads keep to. */
+/* placement.c: which GPU a rank computes on, and which cores its host threads keep to.
+ *
+ * A rank computes on the GPU of its place on its node (ms_rendezvous_place). Where more ranks than
+ * GPUs may compute, they are assigned to the GPUs in turn. A slice of a GPU (MIG) counts as a GPU.
+ * exec/cuda/mig.c says how a process sees its slice.
+ *
+ * Ranks with slices that are all on one node use the transport local, unless MOONSHARD_TRANSPORT
+ * names another one. Another launcher that shows each process one slice does not tell which slices
+ * the other processes have. There NCCL stays the default, and its error says what to set.
+ *
+ * The cores are chosen before the engine opens, since its threads inherit them. exec/cuda/numa.c
+ * says which cores they are, and what that means for memory. */
 #include "bindings/placement.h"
 
 #include <string.h>

@@ -9,10 +9,10 @@
 #include "bindings/runtime.h"
 #include "bindings/script.h"
 
-ms_reductions_box *ms_lua_new_reductions(lua_State *L, const char *type, const ms_reductions *calls)
+ms_reductions_box *ms_lua_new_reductions(lua_State *L, const char *type, const char *gone)
 {
     ms_reductions_box *box = lua_newuserdatauv(L, sizeof *box, 2);
-    *box = (ms_reductions_box){ .calls = calls, .runtime = ms_lua_runtime(L) };
+    *box = (ms_reductions_box){ .gone = gone, .runtime = ms_lua_runtime(L) };
     luaL_setmetatable(L, type);
     return box;
 }
@@ -21,7 +21,7 @@ ms_reductions_box *ms_lua_reductions(lua_State *L)
 {
     ms_reductions_box *box = luaL_testudata(L, 1, MS_FSDP_TYPE);
     if (!box) box = luaL_checkudata(L, 1, MS_REDUCER_TYPE);
-    if (!box->of) ms_lua_error(L, "%s", box->calls->gone);
+    if (!box->source) ms_lua_error(L, "%s", box->gone);
     return box;
 }
 
@@ -33,7 +33,7 @@ static int reductions_layout(lua_State *L)
 {
     uint64_t passes;
     const ms_reductions_box *box = ms_lua_reductions(L);
-    lua_pushinteger(L, (lua_Integer)box->calls->layout(box->of, &passes));
+    lua_pushinteger(L, (lua_Integer)ms_gradient_source_layout(box->source, &passes));
     lua_pushinteger(L, (lua_Integer)passes);
     return 2;
 }
@@ -45,7 +45,7 @@ static int reductions_await_times(lua_State *L)
 {
     ms_lua_enter(L);
     ms_reductions_box *box = ms_lua_reductions(L);
-    ms_lua_ok(L, box->calls->await_times(box->of));
+    ms_lua_ok(L, ms_gradient_source_await_times(box->source));
     return 0;
 }
 
@@ -56,7 +56,7 @@ static int reductions_is_used(lua_State *L)
     bool known;
     const ms_reductions_box *box = ms_lua_reductions(L);
     uint32_t position = (uint32_t)ms_lua_integer(L, 2, 1, UINT32_MAX, "position") - 1;
-    lua_pushboolean(L, box->calls->is_used(box->of, position, &known));
+    lua_pushboolean(L, ms_gradient_source_is_used(box->source, position, &known));
     lua_pushboolean(L, known);
     return 2;
 }
@@ -85,7 +85,7 @@ static int call_on_reduced(lua_State *L)
     if (end && lua_isnil(L, -1)) return 0;
     if (!end) {
         lua_pushinteger(L, bucket);
-        push_positions(L, box->calls->bucket(box->of, bucket));
+        push_positions(L, ms_gradient_source_bucket(box->source, bucket));
     }
     lua_call(L, end ? 0 : 2, 0);
     return 0;
@@ -139,7 +139,7 @@ static int reductions_on_reduced(lua_State *L)
     lua_settop(L, 3);
     /* The former functions stay in the user value until others take their place. */
     if (lua_isnil(L, 2)) {
-        box->calls->set_on_reduced(box->of, NULL, NULL, NULL);
+        ms_gradient_source_set_on_reduced(box->source, NULL, NULL, NULL);
         return 0;
     }
     luaL_checktype(L, 2, LUA_TFUNCTION);
@@ -154,7 +154,7 @@ static int reductions_on_reduced(lua_State *L)
     }
     reduced_user *user = memory;
     *user = (reduced_user){ callback, *box };
-    box->calls->set_on_reduced(box->of, on_reduced, user, free_on_reduced);
+    ms_gradient_source_set_on_reduced(box->source, on_reduced, user, free_on_reduced);
     /* The former function is found in user value 2 and forgotten, or both would be kept. */
     if (lua_getiuservalue(L, 1, 2) == LUA_TFUNCTION) ms_callback_forget(L, 1, -1);
     lua_pop(L, 1);
@@ -168,17 +168,17 @@ static int reductions_on_reduced(lua_State *L)
 static int reductions_bucket_times(lua_State *L)
 {
     ms_reductions_box *box = ms_lua_reductions(L);
-    box->calls->stats(box->of);
+    ms_gradient_source_stats(box->source);
     lua_newtable(L);
-    for (uint32_t b = 0; b < box->calls->buckets(box->of); b++) {
-        const ms_bucket *bucket = box->calls->bucket(box->of, b);
+    for (uint32_t b = 0; b < ms_gradient_source_buckets(box->source); b++) {
+        const ms_bucket *bucket = ms_gradient_source_bucket(box->source, b);
         ms_bucket_times times;
         lua_createtable(L, 0, 5);
         ms_lua_set_integer(L, "index", b);
         ms_lua_set_integer(L, "bytes", (int64_t)ms_tensor_bytes(bucket->flat));
         push_positions(L, bucket);
         lua_setfield(L, -2, "positions");
-        if (box->calls->bucket_times(box->of, b, &times)) {
+        if (ms_gradient_source_bucket_times(box->source, b, &times)) {
             ms_lua_set_ms(L, "ready_ms", times.ready_ns);
             ms_lua_set_ms(L, "reduce_ms", times.reduce_ns);
         }
@@ -193,15 +193,15 @@ static int reductions_buckets(lua_State *L)
 {
     const ms_reductions_box *box = ms_lua_reductions(L);
     lua_newtable(L);
-    for (uint32_t b = 0; b < box->calls->buckets(box->of); b++) {
-        const ms_bucket *bucket = box->calls->bucket(box->of, b);
+    for (uint32_t b = 0; b < ms_gradient_source_buckets(box->source); b++) {
+        const ms_bucket *bucket = ms_gradient_source_bucket(box->source, b);
         lua_createtable(L, 0, 3);
         ms_lua_set_integer(L, "index", bucket->index);
         ms_lua_set_integer(L, "bytes", (int64_t)ms_tensor_bytes(bucket->flat));
         ms_lua_set_integer(L, "parameters", bucket->count);
         lua_rawseti(L, -2, (lua_Integer)b + 1);
     }
-    lua_pushinteger(L, (lua_Integer)box->calls->passes(box->of));
+    lua_pushinteger(L, (lua_Integer)ms_gradient_source_passes(box->source));
     return 2;
 }
 
@@ -211,7 +211,7 @@ static int reductions_step_end(lua_State *L)
 {
     ms_lua_enter(L);
     ms_reductions_box *box = ms_lua_reductions(L);
-    ms_lua_ok(L, box->calls->step_end(box->of));
+    ms_lua_ok(L, ms_gradient_source_step_end(box->source));
     return 0;
 }
 
@@ -222,10 +222,10 @@ static int reductions_step_end(lua_State *L)
 static int reductions_link_stats(lua_State *L)
 {
     const ms_reductions_box *box = ms_lua_reductions(L);
-    uint32_t count = box->calls->links(box->of);
+    uint32_t count = ms_gradient_source_links(box->source);
     lua_createtable(L, (int)count, 0);
     for (uint32_t i = 1; i <= count; i++) {
-        ms_link_stats stats = box->calls->link_stats(box->of, i);
+        ms_link_stats stats = ms_gradient_source_link_stats(box->source, i);
         lua_createtable(L, 0, 6);
         ms_lua_set_integer(L, "calls", (int64_t)stats.calls);
         ms_lua_set_integer(L, "payload_bytes", (int64_t)stats.payload_bytes);
@@ -245,16 +245,16 @@ static int reductions_link_stats(lua_State *L)
 static int reductions_stats(lua_State *L)
 {
     ms_reductions_box *box = ms_lua_reductions(L);
-    ms_pass_stats stats = box->calls->stats(box->of);
+    ms_pass_stats stats = ms_gradient_source_stats(box->source);
     lua_createtable(L, 0, 12);
-    ms_lua_set_string(L, "error", box->calls->error(box->of));
+    ms_lua_set_string(L, "error", ms_gradient_source_error(box->source));
     ms_lua_set_integer(L, "iterations", (int64_t)stats.iterations);
     ms_lua_set_ms(L, "forward_ms", stats.forward_ns);
     ms_lua_set_ms(L, "backward_ms", stats.backward_ns);
     ms_lua_set_ms(L, "reduce_ms", stats.reduce_ns);
     ms_lua_set_ms(L, "exposed_ms", stats.exposed_ns);
     ms_lua_set_ms(L, "step_ms", stats.step_ns);
-    ms_lua_set_boolean(L, "rebuilt", box->calls->is_rebuilt(box->of));
+    ms_lua_set_boolean(L, "rebuilt", ms_gradient_source_is_rebuilt(box->source));
     ms_lua_set_integer(L, "calls", (int64_t)stats.calls);
     ms_lua_set_integer(L, "payload_bytes", (int64_t)stats.payload_bytes);
     ms_lua_set_integer(L, "wire_bytes", (int64_t)stats.wire_bytes);

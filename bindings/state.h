@@ -1,6 +1,6 @@
 /* state.h: what every binding uses: the runtime of one Lua state, tensor handles, arguments,
- * errors, calls into Lua. Its files call downwards in this order: module, the bindings, runtime,
- * arguments and call, script.
+ * errors, calls into Lua. Its files call downwards in this order: module.c, the bindings, enter.c,
+ * runtime.c, handles.c and placement.c, arguments.c, call.c, script.c.
  *
  * Rules of every bound function
  * - Three phases: (1) read and check all arguments (may raise; holds nothing); (2) engine calls,

@@ -1,5 +1,7 @@
 /* processes.c: ranks as processes: copies of this program with the same arguments. Two variables of
- * the environment name the rendezvous and the rank. */
+ * the environment name the rendezvous and the rank. Where ranks compute on slices of GPUs (MIG),
+ * CUDA_VISIBLE_DEVICES of each process names its own slice, since NVIDIA's driver shows a process
+ * only the first one of a list. */
 #include "bindings/program/processes.h"
 
 #include <errno.h>

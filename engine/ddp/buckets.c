@@ -53,7 +53,7 @@ static ms_status list_parameters(ms_reducer *reducer, const uint32_t *positions,
     ms_bucket *bucket = &out->bucket;
     void *memory = NULL;
     ms_status status =
-        ms_allocate(ms_engine_context(reducer->engine),
+        ms_allocate(ms_engine_context(reducer->source.engine),
                     count * (3 * sizeof(void *) + sizeof(uint32_t)), "a bucket", &memory);
     if (status) return status;
     bucket->gradients = memory;
@@ -81,7 +81,7 @@ static ms_status make_buffer(ms_reducer *reducer, ms_bucket *bucket)
     ms_dtype dtype = ms_tensor_dtype(bucket->parameters[0]);
     int64_t elements = 0, offset = 0;
     for (uint32_t i = 0; i < bucket->count; i++) elements += ms_tensor_count(bucket->parameters[i]);
-    ms_status status = ms_group_storage(reducer->group, ms_engine_current(reducer->engine),
+    ms_status status = ms_group_storage(reducer->group, ms_engine_current(reducer->source.engine),
                                         (size_t)elements * ms_dtype_bytes(dtype), &storage);
     if (!status) status = split_into_gradients(storage, bucket);
     if (!status) status = ms_tensor_on(storage, dtype, 1, &elements, &bucket->flat);
@@ -102,7 +102,7 @@ static ms_status make_bucket(ms_reducer *reducer, const uint32_t *positions, uin
 {
     ms_bucket *bucket = &out->bucket;
     MS_ASSERT(count > 0);
-    bucket->engine = reducer->engine;
+    bucket->engine = reducer->source.engine;
     bucket->group = reducer->group;
     bucket->kind = MS_BUCKET_ALL_REDUCE;
     out->fixed_address = ms_group_fixed_address(reducer->group);
@@ -116,7 +116,7 @@ static ms_status make_bucket(ms_reducer *reducer, const uint32_t *positions, uin
  * part has NULL where it was not reached. */
 void ms_buckets_free(ms_reducer *reducer, ms_bucket_list *list)
 {
-    ms_context *context = ms_engine_context(reducer->engine);
+    ms_context *context = ms_engine_context(reducer->source.engine);
     for (uint32_t b = 0; b < list->count; b++) {
         ms_bucket *bucket = &list->items[b].bucket;
         for (uint32_t i = 0; bucket->gradients && i < bucket->count; i++)
@@ -136,7 +136,7 @@ ms_status ms_gradient_to_bucket(ms_ddp_parameter *parameter)
     ms_tensor *gradient = ms_tensor_grad(parameter->tensor);
     /* The usual case: backward has written it to its home. */
     if (gradient == parameter->view) return MS_OK;
-    ms_status status = ms_copy_into(parameter->reducer->engine, gradient, parameter->view);
+    ms_status status = ms_copy_into(parameter->reducer->source.engine, gradient, parameter->view);
     return status ? status : ms_tensor_set_grad(parameter->tensor, parameter->view);
 }
 
@@ -158,7 +158,8 @@ static ms_status copy_gradients(ms_reducer *reducer, const ms_bucket_list *list)
         const ms_bucket *bucket = &list->items[b].bucket;
         for (uint32_t i = 0; i < bucket->count && !status; i++) {
             ms_tensor *gradient = ms_tensor_grad(reducer->parameters[bucket->positions[i]].tensor);
-            if (gradient) status = ms_copy_into(reducer->engine, gradient, bucket->gradients[i]);
+            if (gradient)
+                status = ms_copy_into(reducer->source.engine, gradient, bucket->gradients[i]);
         }
     }
     return status;
@@ -193,7 +194,7 @@ static ms_status make_delayed(ms_reducer *reducer, ms_bucket_list *made)
 {
     void *memory = NULL;
     if (reducer->delayed == 0) return MS_OK;
-    ms_status status = ms_allocate(ms_engine_context(reducer->engine),
+    ms_status status = ms_allocate(ms_engine_context(reducer->source.engine),
                                    reducer->delayed * sizeof(uint32_t), "buckets", &memory);
     uint32_t *positions = memory;
     for (ms_dtype dtype = 0; dtype < MS_DTYPES && !status; dtype++) {
@@ -204,7 +205,7 @@ static ms_status make_delayed(ms_reducer *reducer, ms_bucket_list *made)
         made->plain++;
         status = make_bucket(reducer, positions, count, &made->items[made->count++]);
     }
-    ms_release(ms_engine_context(reducer->engine), memory);
+    ms_release(ms_engine_context(reducer->source.engine), memory);
     return status;
 }
 
@@ -241,7 +242,7 @@ ms_status ms_buckets_install(ms_reducer *reducer, const uint32_t *order, const u
     void *memory = NULL;
     /* Delayed parameters have at most one bucket for each dtype. */
     uint32_t most = buckets + (reducer->delayed ? MS_DTYPES : 0);
-    ms_status status = ms_allocate(ms_engine_context(reducer->engine),
+    ms_status status = ms_allocate(ms_engine_context(reducer->source.engine),
                                    most * sizeof(ms_bucket_state), "buckets", &memory);
     if (status) return status;
     ms_bucket_list made = { .items = memory };

@@ -45,10 +45,10 @@ void ms_reducer_enter(ms_reducer *reducer, ms_reducer_phase phase)
  * collective for this rank; the abort is what frees them. */
 ms_status ms_reducer_end_job(ms_reducer *reducer, ms_status status)
 {
-    const ms_error *error = ms_engine_error(reducer->engine);
+    const ms_error *error = ms_engine_error(reducer->source.engine);
     ms_reducer_enter(reducer, MS_REDUCER_REDUCED);
-    snprintf(reducer->error, sizeof reducer->error, "%s", error->message);
-    ms_comm_abort(reducer->engine, error);
+    snprintf(reducer->source.error, sizeof reducer->source.error, "%s", error->message);
+    ms_comm_abort(reducer->source.engine, error);
     return status;
 }
 
@@ -77,7 +77,7 @@ static ms_status run_hook(ms_reducer *reducer, ms_bucket_state *item)
 {
     ms_bucket *bucket = &item->bucket;
     ms_tensor *result = NULL;
-    ms_stream *stream = ms_engine_current(reducer->engine);
+    ms_stream *stream = ms_engine_current(reducer->source.engine);
     item->ready[1] = (ms_point){ 0 };
     bucket->divisor = reducer->divisor;
     /* A script may put another buffer in its place on one rank alone, and in a join the factor
@@ -94,7 +94,7 @@ static ms_status run_hook(ms_reducer *reducer, ms_bucket_state *item)
     if (!status) status = ms_bucket_check_result(bucket, NULL, result);
     if (!status && !is_same_memory(result, bucket->flat)) {
         status = ms_stream_wait(stream, item->ready[1]);
-        if (!status) status = ms_copy_into(reducer->engine, result, bucket->flat);
+        if (!status) status = ms_copy_into(reducer->source.engine, result, bucket->flat);
     }
     ms_tensor_release(result);
     return status;
@@ -104,8 +104,8 @@ static ms_status run_hook(ms_reducer *reducer, ms_bucket_state *item)
  * shadow has no step to take for this pass. */
 static ms_status call_on_reduced(ms_reducer *reducer, uint32_t bucket)
 {
-    if (!reducer->hooks.on_reduced || reducer->pass.shadow) return MS_OK;
-    return reducer->hooks.on_reduced(reducer->hooks.on_reduced_user, bucket);
+    if (!reducer->source.on_reduced || reducer->pass.shadow) return MS_OK;
+    return reducer->source.on_reduced(reducer->source.on_reduced_user, bucket);
 }
 
 /* Enqueues the reduction of one bucket on the group's communication stream and returns; nothing
@@ -118,12 +118,12 @@ static ms_status launch(ms_reducer *reducer, ms_bucket_state *item)
     ms_status status = ms_group_stream(reducer->group, 1, &stream);
     if (!status) status = ms_stream_wait_users(stream, item->bucket.flat);
     if (status) return status;
-    ms_stream *before = ms_engine_set_current(reducer->engine, stream);
+    ms_stream *before = ms_engine_set_current(reducer->source.engine, stream);
     status = ms_times_begin_reduction(&reducer->times, &item->bucket);
     if (!status) status = run_hook(reducer, item);
     if (!status) status = ms_times_end_reduction(&reducer->times, &item->bucket);
     item->ready[0] = ms_stream_last(stream);
-    ms_engine_set_current(reducer->engine, before);
+    ms_engine_set_current(reducer->source.engine, before);
     return status ? status : call_on_reduced(reducer, item->bucket.index);
 }
 
@@ -133,7 +133,7 @@ static ms_status launch(ms_reducer *reducer, ms_bucket_state *item)
  * old gradients are copied back over results. */
 static ms_status finish(ms_reducer *reducer)
 {
-    ms_stream *current = ms_engine_current(reducer->engine);
+    ms_stream *current = ms_engine_current(reducer->source.engine);
     ms_status status = ms_times_note(&reducer->times, MS_AT_WAIT);
     for (uint32_t b = 0; b < reducer->buckets.count; b++)
         for (uint32_t i = 0; i < 2 && !status; i++)

@@ -49,7 +49,7 @@ static void read_items(const ms_reducer *reducer, const uint32_t *positions, lay
  * costs overlap in the first pass only. */
 ms_status ms_reducer_first_buckets(ms_reducer *reducer)
 {
-    ms_context *context = ms_engine_context(reducer->engine);
+    ms_context *context = ms_engine_context(reducer->source.engine);
     uint32_t count = reducer->count - reducer->delayed;
     const uint64_t endless = UINT64_MAX;
     /* Unused parameters are complete as soon as backward begins, so limits are worth their buckets
@@ -60,7 +60,7 @@ ms_status ms_reducer_first_buckets(ms_reducer *reducer)
     if (status) return status;
     read_items(reducer, NULL, &room);
     status = ms_ddp_assign_backwards(
-        reducer->engine, room.bytes, room.keys, count, limited ? reducer->limits : &endless,
+        reducer->source.engine, room.bytes, room.keys, count, limited ? reducer->limits : &endless,
         limited ? reducer->limit_count : 1, room.order, room.sizes, &room.buckets);
     if (!status) status = ms_buckets_install(reducer, room.order, room.sizes, room.buckets);
     ms_release(context, room.numbers);
@@ -103,7 +103,7 @@ static ms_status agree(ms_reducer *reducer, layout_room *room)
  * rebuild happens once, between a backward and a forward, on all ranks at the same pass. */
 ms_status ms_reducer_rebuild_now(ms_reducer *reducer)
 {
-    ms_context *context = ms_engine_context(reducer->engine);
+    ms_context *context = ms_engine_context(reducer->source.engine);
     uint32_t count = reducer->count - reducer->delayed;
     layout_room room = { .buckets = 0 };
     ms_status status = make_room(context, count, &room);
@@ -111,7 +111,7 @@ ms_status ms_reducer_rebuild_now(ms_reducer *reducer)
     /* Callers come here only when every parameter has been logged. */
     MS_ASSERT(reducer->pass.arrived == count);
     read_items(reducer, reducer->pass.arrival, &room);
-    status = ms_ddp_assign(reducer->engine, room.bytes, room.keys, count, reducer->limits,
+    status = ms_ddp_assign(reducer->source.engine, room.bytes, room.keys, count, reducer->limits,
                            reducer->limit_count, room.places, room.sizes, &room.buckets);
     for (uint32_t i = 0; i < count && !status; i++)
         room.order[i] = reducer->pass.arrival[room.places[i]];
@@ -134,17 +134,17 @@ static ms_status check_place(const ms_reducer *reducer, uint32_t b, uint32_t fir
 {
     uint32_t count = reducer->count - reducer->delayed;
     if (position >= count)
-        return ms_engine_fail(reducer->engine, MS_ERROR_ARGUMENT,
+        return ms_engine_fail(reducer->source.engine, MS_ERROR_ARGUMENT,
                               "buckets: bucket %u: there is no parameter %u; they are 0 to %u", b,
                               position, count - 1);
     /* The first parameter decides the bucket's dtype. */
     const ms_ddp_parameter *a = &reducer->parameters[first];
     const ms_ddp_parameter *parameter = &reducer->parameters[position];
     if (seen[position])
-        return ms_engine_fail(reducer->engine, MS_ERROR_ARGUMENT,
+        return ms_engine_fail(reducer->source.engine, MS_ERROR_ARGUMENT,
                               "buckets: bucket %u: '%s' is there twice", b, parameter->name);
     if (ms_tensor_dtype(parameter->tensor) != ms_tensor_dtype(a->tensor))
-        return ms_engine_fail(reducer->engine, MS_ERROR_ARGUMENT,
+        return ms_engine_fail(reducer->source.engine, MS_ERROR_ARGUMENT,
                               "buckets: bucket %u has '%s', which is %s, and '%s', which is %s", b,
                               a->name, ms_dtype_name(ms_tensor_dtype(a->tensor)), parameter->name,
                               ms_dtype_name(ms_tensor_dtype(parameter->tensor)));
@@ -158,12 +158,12 @@ static ms_status check_buckets(const ms_reducer *reducer, const uint32_t *order,
     uint32_t count = reducer->count - reducer->delayed, at = 0;
     for (uint32_t b = 0; b < buckets; b++) {
         if (sizes[b] == 0)
-            return ms_engine_fail(reducer->engine, MS_ERROR_ARGUMENT, "buckets: bucket %u is empty",
-                                  b);
+            return ms_engine_fail(reducer->source.engine, MS_ERROR_ARGUMENT,
+                                  "buckets: bucket %u is empty", b);
         for (uint32_t i = 0; i < sizes[b]; i++, at++) {
             /* Found before order[] is read beyond what a right plan has. */
             if (at >= count)
-                return ms_engine_fail(reducer->engine, MS_ERROR_ARGUMENT,
+                return ms_engine_fail(reducer->source.engine, MS_ERROR_ARGUMENT,
                                       "buckets: there are %u parameters; buckets 0 to %u have more",
                                       count, b);
             ms_status status = check_place(reducer, b, order[at - i], order[at], seen);
@@ -174,7 +174,7 @@ static ms_status check_buckets(const ms_reducer *reducer, const uint32_t *order,
     /* A plan that is too short has nothing twice, yet lacks some. */
     for (uint32_t i = 0; i < count; i++)
         if (!seen[i])
-            return ms_engine_fail(reducer->engine, MS_ERROR_ARGUMENT,
+            return ms_engine_fail(reducer->source.engine, MS_ERROR_ARGUMENT,
                                   "buckets: '%s' is in no bucket", reducer->parameters[i].name);
     return MS_OK;
 }
@@ -186,13 +186,13 @@ ms_status ms_reducer_assign(ms_reducer *reducer, const uint32_t *order, const ui
 {
     void *seen = NULL;
     if (reducer->phase == MS_REDUCER_REDUCING)
-        return ms_engine_fail(reducer->engine, MS_ERROR_STATE,
+        return ms_engine_fail(reducer->source.engine, MS_ERROR_STATE,
                               "buckets cannot change while a backward fills them");
     ms_status status =
-        ms_allocate(ms_engine_context(reducer->engine), reducer->count, "buckets", &seen);
+        ms_allocate(ms_engine_context(reducer->source.engine), reducer->count, "buckets", &seen);
     if (!status) status = check_buckets(reducer, order, sizes, buckets, seen);
     if (!status) status = ms_buckets_install(reducer, order, sizes, buckets);
     if (!status) reducer->rebuilt = true;
-    ms_release(ms_engine_context(reducer->engine), seen);
+    ms_release(ms_engine_context(reducer->source.engine), seen);
     return status;
 }

@@ -27,11 +27,11 @@ static ms_status missing_gradients(ms_reducer *reducer)
     }
     if (missing > 3) snprintf(names + used, sizeof names - used, " and %u more", missing - 3);
     if (reducer->settings.static_graph)
-        return ms_engine_fail(reducer->engine, MS_ERROR_STATE,
+        return ms_engine_fail(reducer->source.engine, MS_ERROR_STATE,
                               "ddp: static_graph: the graph changed: in the last backward fewer "
                               "gradients than in the first iteration came for %s",
                               names);
-    return ms_engine_fail(reducer->engine, MS_ERROR_STATE,
+    return ms_engine_fail(reducer->source.engine, MS_ERROR_STATE,
                           "ddp: in the last backward no gradient came for %s, so %s never "
                           "reduced: the loss must depend on every parameter that "
                           "requires a gradient (ddp's option find_unused = true allows unused "
@@ -43,7 +43,7 @@ static ms_status missing_gradients(ms_reducer *reducer)
  * ranks do not issue, so the job ends; the reason depends on the phase. */
 static ms_status not_expected(const ms_ddp_parameter *parameter)
 {
-    ms_engine *engine = parameter->reducer->engine;
+    ms_engine *engine = parameter->reducer->source.engine;
     if (parameter->reducer->phase == MS_REDUCER_IDLE)
         return ms_engine_fail(engine, MS_ERROR_STATE,
                               "ddp: a gradient of '%s' came, but there was no forward of the ddp "
@@ -66,7 +66,7 @@ static ms_status not_expected(const ms_ddp_parameter *parameter)
 static ms_status no_buckets(const ms_reducer *reducer)
 {
     return ms_engine_fail(
-        reducer->engine, MS_ERROR_STATE,
+        reducer->source.engine, MS_ERROR_STATE,
         "ddp: the model has no gradient buckets, because the last change of its buckets failed: "
         "assign buckets again, or unwrap the model and wrap it anew");
 }
@@ -104,8 +104,9 @@ static ms_status begin(ms_reducer *reducer)
     bool all = true;
     for (uint32_t i = 0; i < reducer->count; i++) all &= reducer->parameters[i].absent;
     ms_reducer_enter(reducer, MS_REDUCER_REDUCING);
-    ms_status status =
-        by_graph && !all ? ms_backward_at_end(reducer->engine, end_of_backward, reducer) : MS_OK;
+    ms_status status = by_graph && !all
+                           ? ms_backward_at_end(reducer->source.engine, end_of_backward, reducer)
+                           : MS_OK;
     for (uint32_t i = 0; i < reducer->count && !status; i++)
         if (reducer->parameters[i].absent) status = skip(&reducer->parameters[i]);
     return status;
@@ -142,7 +143,7 @@ static ms_status end_of_first(void *user)
  * added to a bucket that may have been launched already. */
 static ms_status graph_changed(const ms_ddp_parameter *parameter)
 {
-    ms_engine *engine = parameter->reducer->engine;
+    ms_engine *engine = parameter->reducer->source.engine;
     if (parameter->absent)
         return ms_engine_fail(engine, MS_ERROR_STATE,
                               "ddp: static_graph: the graph changed: '%s' got a gradient; it had "
@@ -161,7 +162,7 @@ static ms_status count_gradient(ms_reducer *reducer)
     if (reducer->phase == MS_REDUCER_REDUCING) return MS_OK;
     if (reducer->phase == MS_REDUCER_REDUCED) ms_times_reopen_pass(&reducer->times);
     ms_reducer_enter(reducer, MS_REDUCER_REDUCING);
-    return ms_backward_at_end(reducer->engine, end_of_first, reducer);
+    return ms_backward_at_end(reducer->source.engine, end_of_first, reducer);
 }
 
 /* Until the count is complete, further gradients of this parameter are still accumulated into the
@@ -186,7 +187,7 @@ static ms_status take_gradient(ms_ddp_parameter *parameter)
 {
     ms_reducer *reducer = parameter->reducer;
     if (reducer->pass.no_sync)
-        return ms_engine_fail(reducer->engine, MS_ERROR_STATE,
+        return ms_engine_fail(reducer->source.engine, MS_ERROR_STATE,
                               "ddp: no_sync: backward runs inside, but its forward ran outside: "
                               "run both inside");
     if (reducer->buckets.count == 0) return no_buckets(reducer);
@@ -291,19 +292,20 @@ static ms_status find_absent(ms_reducer *reducer, ms_tensor *const *outputs, uin
 {
     void *memory = NULL;
     ms_status status =
-        ms_allocate(ms_engine_context(reducer->engine),
+        ms_allocate(ms_engine_context(reducer->source.engine),
                     reducer->count * (sizeof(ms_tensor *) + sizeof(bool)), "ddp", &memory);
     if (status) return status;
     ms_tensor **leaves = memory;
     bool *reached = (bool *)(leaves + reducer->count);
     for (uint32_t i = 0; i < reducer->count; i++) leaves[i] = reducer->parameters[i].tensor;
-    status = ms_graph_reaches(reducer->engine, outputs, count, leaves, reducer->count, reached);
+    status =
+        ms_graph_reaches(reducer->source.engine, outputs, count, leaves, reducer->count, reached);
     for (uint32_t i = 0; i < reducer->count && !status; i++) {
         ms_ddp_parameter *parameter = &reducer->parameters[i];
         parameter->absent = !reached[i] && parameter->missed;
         *found += parameter->absent;
     }
-    ms_release(ms_engine_context(reducer->engine), memory);
+    ms_release(ms_engine_context(reducer->source.engine), memory);
     return status;
 }
 
@@ -319,7 +321,7 @@ ms_status ms_reducer_outputs(ms_reducer *reducer, ms_tensor *const *outputs, uin
     ms_status status = find_absent(reducer, outputs, count, &absent);
     if (status) return status;
     if (!absent && !reducer->pass.searched_before)
-        ms_log(ms_engine_context(reducer->engine), MS_LOG_WARN,
+        ms_log(ms_engine_context(reducer->source.engine), MS_LOG_WARN,
                "ddp: find_unused: the outputs of this forward depend on every parameter; where "
                "they always do, training is faster without find_unused");
     reducer->pass.searched_before = true;
@@ -337,7 +339,7 @@ ms_status ms_reducer_shadow(ms_reducer *reducer)
 {
     ms_status status = MS_OK;
     if (reducer->phase != MS_REDUCER_EXPECTING)
-        return ms_engine_fail(reducer->engine, MS_ERROR_STATE,
+        return ms_engine_fail(reducer->source.engine, MS_ERROR_STATE,
                               "ddp: a rank without inputs takes part after a synchronized forward");
     ms_bucket_list *buckets = &reducer->buckets;
     reducer->pass.shadow = true;

@@ -7,6 +7,114 @@
 #include "ddp/pass.h"
 #include "ddp/unused.h"
 
+/* -------------------------------------------------- as a gradient source */
+
+static const ms_reducer *reducer_of(const ms_gradient_source *source)
+{
+    return (const ms_reducer *)source;
+}
+
+static uint32_t buckets_of(const ms_gradient_source *source)
+{
+    return reducer_of(source)->buckets.count;
+}
+
+/* It may change with the next forward, when buckets are rebuilt. */
+static const ms_bucket *bucket_of(const ms_gradient_source *source, uint32_t index)
+{
+    const ms_bucket_list *buckets = &reducer_of(source)->buckets;
+    return index < buckets->count ? &buckets->items[index].bucket : NULL;
+}
+
+/* Both points are of the last launch; seq 0 means that there is nothing to wait for. */
+static void ready(const ms_gradient_source *source, uint32_t index, ms_point points[2])
+{
+    memcpy(points, reducer_of(source)->buckets.items[index].ready, 2 * sizeof *points);
+}
+
+static uint64_t passes_of(const ms_gradient_source *source)
+{
+    return reducer_of(source)->times.passes;
+}
+
+/* Both numbers depend only on passes and rebuilds that all ranks share, so planners on all ranks
+ * decide alike by them. */
+static uint64_t layout_of(const ms_gradient_source *source, uint64_t *passes)
+{
+    const ms_reducer *reducer = reducer_of(source);
+    *passes = reducer->times.passes - reducer->made_at;
+    return reducer->layout;
+}
+
+static bool is_rebuilt(const ms_gradient_source *source) { return reducer_of(source)->rebuilt; }
+
+static bool is_used(const ms_gradient_source *source, uint32_t position, bool *known)
+{
+    return ms_reducer_is_used(reducer_of(source), position, known);
+}
+
+static ms_pass_stats stats_of(ms_gradient_source *source)
+{
+    return ms_times_stats(&((ms_reducer *)source)->times);
+}
+
+/* 0 where the chain has one link: all costs are its own. */
+static uint32_t links_of(const ms_gradient_source *source)
+{
+    return ms_link_costs_links(reducer_of(source)->times.costs);
+}
+
+static ms_link_stats link_stats(const ms_gradient_source *source, uint32_t link)
+{
+    return ms_times_link(&reducer_of(source)->times, link);
+}
+
+/* Times of another layout are not given: bucket `index` had other parameters then. */
+static bool bucket_times(const ms_gradient_source *source, uint32_t index, ms_bucket_times *out)
+{
+    const ms_reducer *reducer = reducer_of(source);
+    if (index < reducer->buckets.count)
+        return ms_times_bucket(&reducer->times, reducer->layout, index, out);
+    *out = (ms_bucket_times){ 0 };
+    return false;
+}
+
+/* It waits for this rank's device; on other ranks the same pass has ended when their own call
+ * returns. */
+static ms_status await_times(ms_gradient_source *source)
+{
+    return ms_times_await(&((ms_reducer *)source)->times);
+}
+
+/* A step that ends without a reduced pass (accumulation in no_sync) has no time of its own. */
+static ms_status step_end(ms_gradient_source *source)
+{
+    ms_reducer *reducer = (ms_reducer *)source;
+    return ms_times_step_end(&reducer->times, reducer->phase == MS_REDUCER_REDUCED);
+}
+
+static void destroy(ms_gradient_source *source);
+
+static const ms_source_kind kind = {
+    .slot = MS_SLOT_DDP,
+    .buckets = buckets_of,
+    .bucket = bucket_of,
+    .ready = ready,
+    .passes = passes_of,
+    .layout = layout_of,
+    .is_rebuilt = is_rebuilt,
+    .is_used = is_used,
+    .stats = stats_of,
+    .links = links_of,
+    .link_stats = link_stats,
+    .bucket_times = bucket_times,
+    .await_times = await_times,
+    .step_end = step_end,
+    .destroy = destroy,
+};
+
+ms_gradient_source *ms_reducer_source(ms_reducer *reducer) { return &reducer->source; }
+
 /* The first bucket is small, so that communication begins early in backward; the others are large
  * enough to use the bandwidth. These are the limits of PyTorch's DDP. The last one holds for all
  * further buckets. */
@@ -20,7 +128,7 @@ static const uint64_t default_limits[] = { 1u << 20, 25u << 20 };
  * The homes go with them, so that backward makes gradients of its own again. */
 static void free_parts(ms_reducer *reducer)
 {
-    ms_context *context = ms_engine_context(reducer->engine);
+    ms_context *context = ms_engine_context(reducer->source.engine);
     for (uint32_t i = 0; reducer->parameters && i < reducer->count; i++) {
         ms_ddp_parameter *parameter = &reducer->parameters[i];
         /* Not reached by take_parameters. */
@@ -33,7 +141,7 @@ static void free_parts(ms_reducer *reducer)
         ms_release(context, parameter->name);
     }
     ms_unused_close(reducer);
-    ms_reducer_set_on_reduced(reducer, NULL, NULL, NULL);
+    ms_gradient_source_set_on_reduced(&reducer->source, NULL, NULL, NULL);
     ms_buckets_free(reducer, &reducer->buckets);
     ms_chain_drop(reducer->hooks.links, reducer->hooks.link_count);
     ms_times_close(&reducer->times);
@@ -44,54 +152,30 @@ static void free_parts(ms_reducer *reducer)
     ms_release(context, reducer);
 }
 
-/* The engine's destructor of the slot: all reducers that the application has not freed. The
- * application's hook is told before the reducer's parts go, since it may hold tensors of the
+/* The application's hook is told before the reducer's parts go, since it may hold tensors of the
  * engine. */
-static void free_all(ms_engine *engine, void *first)
+static void destroy(ms_gradient_source *source)
 {
-    (void)engine;
-    for (ms_reducer *reducer = first, *next; reducer; reducer = next) {
-        next = reducer->next;
-        if (reducer->hooks.hook_free) reducer->hooks.hook_free(reducer->hooks.hook_user);
-        free_parts(reducer);
-    }
-}
-
-/* The reducer leaves the engine's list before its parts are freed, so that nothing finds one that
- * is half freed. The slot is emptied with the last reducer, so that no destroy function is called
- * with NULL. */
-void ms_reducer_free(ms_reducer *reducer)
-{
-    if (!reducer) return;
-    ms_engine *engine = reducer->engine;
-    ms_reducer *first = ms_engine_get(engine, MS_SLOT_DDP), **link = &first;
-    while (*link && *link != reducer) link = &(*link)->next;
-    if (*link) *link = reducer->next;
+    ms_reducer *reducer = (ms_reducer *)source;
     if (reducer->hooks.hook_free) reducer->hooks.hook_free(reducer->hooks.hook_user);
     free_parts(reducer);
-    ms_engine_set(engine, MS_SLOT_DDP, first, first ? free_all : NULL);
 }
 
-/* A finalizer may call it, so it only sets a flag. */
-void ms_reducer_abandon(ms_reducer *reducer) { reducer->abandoned = true; }
-
-/* `next` is read before the reducer is freed. */
-void ms_reducer_sweep(ms_engine *engine)
+void ms_reducer_free(ms_reducer *reducer)
 {
-    for (ms_reducer *reducer = ms_engine_get(engine, MS_SLOT_DDP), *next; reducer; reducer = next) {
-        next = reducer->next;
-        if (reducer->abandoned) ms_reducer_free(reducer);
-    }
+    if (reducer) ms_gradient_source_free(&reducer->source);
 }
 
 /* The reducer that has this parameter already, or NULL. Two reducers on one parameter would both
  * set its gradient's home. A walk over all reducers and parameters: models are wrapped once. */
 static const ms_reducer *owner_of(ms_engine *engine, const ms_tensor *tensor)
 {
-    for (const ms_reducer *reducer = ms_engine_get(engine, MS_SLOT_DDP); reducer;
-         reducer = reducer->next)
+    for (const ms_gradient_source *source = ms_gradient_sources(engine, MS_SLOT_DDP); source;
+         source = source->next) {
+        const ms_reducer *reducer = (const ms_reducer *)source;
         for (uint32_t i = 0; i < reducer->count; i++)
             if (reducer->parameters[i].tensor == tensor) return reducer;
+    }
     return NULL;
 }
 
@@ -130,7 +214,7 @@ static ms_status check_parameters(ms_engine *engine, const ms_reducer_parameter 
  * parameter's address, so the array must have its final place by now. */
 static ms_status take_parameters(ms_reducer *reducer, const ms_reducer_parameter *parameters)
 {
-    ms_context *context = ms_engine_context(reducer->engine);
+    ms_context *context = ms_engine_context(reducer->source.engine);
     ms_status status = MS_OK;
     for (uint32_t i = 0; i < reducer->count && !status; i++) {
         ms_ddp_parameter *parameter = &reducer->parameters[i];
@@ -156,15 +240,15 @@ static ms_status take_limits(ms_reducer *reducer, const ms_reducer_options *opti
     const uint64_t *limits = options->cap_bytes ? options->cap_bytes : default_limits;
     uint32_t count = options->cap_bytes ? options->cap_count : 2;
     if (count == 0 || count > 1024)
-        return ms_engine_fail(reducer->engine, MS_ERROR_ARGUMENT,
+        return ms_engine_fail(reducer->source.engine, MS_ERROR_ARGUMENT,
                               "ddp: 1 to 1024 sizes of buckets, not %u", count);
     for (uint32_t i = 0; i < count; i++)
         if (limits[i] == 0)
-            return ms_engine_fail(reducer->engine, MS_ERROR_ARGUMENT,
+            return ms_engine_fail(reducer->source.engine, MS_ERROR_ARGUMENT,
                                   "ddp: size %u of the buckets is 0 bytes", i + 1);
     void *memory = NULL;
-    ms_status status =
-        ms_allocate(ms_engine_context(reducer->engine), count * sizeof *limits, "limits", &memory);
+    ms_status status = ms_allocate(ms_engine_context(reducer->source.engine),
+                                   count * sizeof *limits, "limits", &memory);
     if (status) return status;
     reducer->limits = memcpy(memory, limits, count * sizeof *limits);
     reducer->limit_count = count;
@@ -184,13 +268,13 @@ static ms_status take_chains(ms_reducer *reducer, const ms_reducer_options *opti
             (ms_link){ .kind = ms_link_find("cast"),
                        .options = { .dtype = *options->delayed_dtype } };
     reducer->hooks.plain[reducer->hooks.plain_count++] = plain;
-    ms_status status = ms_chain_check(reducer->engine, MS_BUCKET_ALL_REDUCE, reducer->hooks.plain,
-                                      reducer->hooks.plain_count);
+    ms_status status = ms_chain_check(reducer->source.engine, MS_BUCKET_ALL_REDUCE,
+                                      reducer->hooks.plain, reducer->hooks.plain_count);
     if (status || options->hook) return status;
     const ms_link *links = options->link_count ? options->links : &plain;
     uint32_t count = options->link_count ? options->link_count : 1;
-    status =
-        ms_chain_take(reducer->engine, MS_BUCKET_ALL_REDUCE, links, count, reducer->hooks.links);
+    status = ms_chain_take(reducer->source.engine, MS_BUCKET_ALL_REDUCE, links, count,
+                           reducer->hooks.links);
     if (!status) reducer->hooks.link_count = count;
     return status;
 }
@@ -205,7 +289,7 @@ static ms_status make_empty(ms_engine *engine, const ms_reducer_options *options
     ms_status status = ms_allocate(context, sizeof(ms_reducer), "ddp", &memory);
     if (status) return status;
     ms_reducer *reducer = *out = memory;
-    *reducer = (ms_reducer){ .engine = engine,
+    *reducer = (ms_reducer){ .source = { .kind = &kind, .engine = engine },
                              .group = ms_group_retain(options->group),
                              .count = count,
                              .delayed = options->delayed,
@@ -222,7 +306,7 @@ static ms_status make_empty(ms_engine *engine, const ms_reducer_options *options
 static ms_status make_parts(ms_reducer *reducer, const ms_reducer_options *options,
                             const ms_reducer_parameter *parameters)
 {
-    ms_context *context = ms_engine_context(reducer->engine);
+    ms_context *context = ms_engine_context(reducer->source.engine);
     uint32_t count = reducer->count;
     ms_status status = ms_allocate(context, count * sizeof(ms_ddp_parameter), "ddp",
                                    (void **)&reducer->parameters);
@@ -261,8 +345,7 @@ ms_status ms_reducer_new(ms_engine *engine, const ms_reducer_options *options,
     reducer->hooks.hook = options->hook;
     reducer->hooks.hook_user = options->hook_user;
     reducer->hooks.hook_free = options->hook_free;
-    reducer->next = ms_engine_get(engine, MS_SLOT_DDP);
-    ms_engine_set(engine, MS_SLOT_DDP, reducer, free_all);
+    ms_gradient_source_enter(&reducer->source);
     *out = reducer;
     return MS_OK;
 }
@@ -285,23 +368,6 @@ void ms_reducer_rebuild(ms_reducer *reducer)
     reducer->pass.arrived = 0;
 }
 
-/* The former user is freed before the new one is stored, also where both are the same function. */
-void ms_reducer_set_on_reduced(ms_reducer *reducer, ms_reduced_function f, void *user,
-                               void (*free_user)(void *user))
-{
-    if (reducer->hooks.on_reduced_free)
-        reducer->hooks.on_reduced_free(reducer->hooks.on_reduced_user);
-    reducer->hooks.on_reduced = f;
-    reducer->hooks.on_reduced_user = user;
-    reducer->hooks.on_reduced_free = free_user;
-}
-
-/* Both points are of the last launch; seq 0 means that there is nothing to wait for. */
-void ms_reducer_ready(const ms_reducer *reducer, uint32_t index, ms_point ready[2])
-{
-    memcpy(ready, reducer->buckets.items[index].ready, 2 * sizeof *ready);
-}
-
 /* Unlike ms_reducer_rebuild it keeps what was logged, so that a planner can ask for the last
  * record. */
 void ms_reducer_record(ms_reducer *reducer, bool on) { reducer->pass.logging = on; }
@@ -311,62 +377,6 @@ void ms_reducer_record(ms_reducer *reducer, bool on) { reducer->pass.logging = o
 ms_group *ms_reducer_group(const ms_reducer *reducer) { return reducer->group; }
 uint32_t ms_reducer_divisor(const ms_reducer *reducer) { return reducer->divisor; }
 void ms_reducer_set_divisor(ms_reducer *reducer, uint32_t divisor) { reducer->divisor = divisor; }
-uint32_t ms_reducer_buckets(const ms_reducer *reducer) { return reducer->buckets.count; }
-/* It may change with the next forward, when buckets are rebuilt. */
-const ms_bucket *ms_reducer_bucket(const ms_reducer *reducer, uint32_t index)
-{
-    return index < reducer->buckets.count ? &reducer->buckets.items[index].bucket : NULL;
-}
-uint64_t ms_reducer_iterations(const ms_reducer *reducer) { return reducer->times.passes; }
-bool ms_reducer_is_rebuilt(const ms_reducer *reducer) { return reducer->rebuilt; }
-/* It stays after the job's end, for stats and reports. */
-const char *ms_reducer_error(const ms_reducer *reducer)
-{
-    return reducer->error[0] ? reducer->error : NULL;
-}
-
-/* Both numbers depend only on passes and rebuilds that all ranks share, so planners on all ranks
- * decide alike by them. */
-uint64_t ms_reducer_layout(const ms_reducer *reducer, uint64_t *passes)
-{
-    *passes = reducer->times.passes - reducer->made_at;
-    return reducer->layout;
-}
-
-/* -------------------------------------------------------------------- times */
-
-/* A step that ends without a reduced pass (accumulation in no_sync) has no time of its own. */
-ms_status ms_reducer_step_end(ms_reducer *reducer)
-{
-    return ms_times_step_end(&reducer->times, reducer->phase == MS_REDUCER_REDUCED);
-}
-
-/* It waits for this rank's device; on other ranks the same pass has ended when their own call
- * returns. */
-ms_status ms_reducer_await_times(ms_reducer *reducer) { return ms_times_await(&reducer->times); }
-
-ms_pass_stats ms_reducer_stats(ms_reducer *reducer) { return ms_times_stats(&reducer->times); }
-
-/* 0 where the chain has one link: all costs are its own. */
-uint32_t ms_reducer_links(const ms_reducer *reducer)
-{
-    return ms_link_costs_links(reducer->times.costs);
-}
-
-ms_link_stats ms_reducer_link_stats(const ms_reducer *reducer, uint32_t link)
-{
-    return ms_times_link(&reducer->times, link);
-}
-
-/* Times of another layout are not given: bucket `index` had other parameters then. */
-bool ms_reducer_bucket_times(const ms_reducer *reducer, uint32_t index, ms_bucket_times *out)
-{
-    if (index < reducer->buckets.count)
-        return ms_times_bucket(&reducer->times, reducer->layout, index, out);
-    *out = (ms_bucket_times){ 0 };
-    return false;
-}
-
 /* A record counts only if every parameter has arrived: a pass that failed, or one in which a static
  * graph was counted, leaves it incomplete. */
 uint32_t ms_reducer_arrivals(ms_reducer *reducer, uint32_t *order, uint64_t *ns)

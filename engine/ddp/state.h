@@ -6,6 +6,7 @@
 #ifndef MOONSHARD_DDP_STATE_H
 #define MOONSHARD_DDP_STATE_H
 
+#include "hook/source.h"
 #include "meter/pass_times.h"
 #include "moonshard/ddp.h"
 
@@ -72,7 +73,7 @@ typedef struct ms_reducer_settings {
     bool planned; /* buckets are rebuilt only on request */
 } ms_reducer_settings;
 
-/* How buckets are reduced, and who hears of it. */
+/* How buckets are reduced. */
 typedef struct ms_reducer_hooks {
     ms_link links[MS_CHAIN_LINKS];
     uint32_t link_count;
@@ -81,9 +82,6 @@ typedef struct ms_reducer_hooks {
     ms_comm_hook hook;
     void *hook_user;
     void (*hook_free)(void *user);
-    ms_reduced_function on_reduced;
-    void *on_reduced_user;
-    void (*on_reduced_free)(void *user);
 } ms_reducer_hooks;
 
 /* The present pass. */
@@ -102,9 +100,8 @@ typedef struct ms_reducer_pass {
 /* A reducer. The engine owns it (a list in MS_SLOT_DDP) and frees it with itself at the latest.
  * Only the host thread reads and writes it; what runs on streams sees tensors and marks alone. */
 struct ms_reducer {
-    ms_engine *engine;
+    ms_gradient_source source; /* first */
     ms_group *group;
-    ms_reducer *next; /* of the engine's list */
     ms_ddp_parameter *parameters;
     uint32_t count;   /* number of parameters */
     uint32_t delayed; /* number of delayed parameters; they are the last ones */
@@ -124,9 +121,6 @@ struct ms_reducer {
     bool rebuilt;  /* the buckets were made again, by the order of a pass */
     int32_t *uses; /* of each parameter, for comparing them over the ranks */
     ms_times times;
-    /* The application has dropped its last reference; ms_reducer_sweep frees the reducer. */
-    bool abandoned;
-    char error[MS_ERROR_MESSAGE_BYTES]; /* the last one that ended a job; "" if there was none */
 };
 
 #endif

@@ -15,7 +15,7 @@ static ms_status zero(const ms_reducer *reducer, ms_tensor *view)
     ms_tensor *same = NULL;
     ms_attributes nothing = { .scalar = { .value = 0 } };
     ms_status status =
-        ms_op_apply(reducer->engine, &ms_op_fill, &nothing, true, &view, 1, &same, 1);
+        ms_op_apply(reducer->source.engine, &ms_op_fill, &nothing, true, &view, 1, &same, 1);
     ms_tensor_release(same);
     return status;
 }
@@ -26,7 +26,7 @@ static ms_status move_out(ms_ddp_parameter *parameter)
 {
     ms_tensor *copy = NULL;
     ms_status status =
-        ms_op_unary(parameter->reducer->engine, &ms_op_clone, NULL, parameter->view, &copy);
+        ms_op_unary(parameter->reducer->source.engine, &ms_op_clone, NULL, parameter->view, &copy);
     if (!status) status = ms_tensor_set_grad(parameter->tensor, copy);
     ms_tensor_release(copy);
     return status;
@@ -49,7 +49,7 @@ ms_status ms_unused_contribute(ms_ddp_parameter *parameter)
     if (gradient) {
         ms_status status = ms_gradient_to_bucket(parameter);
         if (status || parameter->used) return status;
-        return ms_op_unary(reducer->engine, &ms_op_clone, NULL, parameter->view,
+        return ms_op_unary(reducer->source.engine, &ms_op_clone, NULL, parameter->view,
                            &parameter->old_gradient);
     }
     parameter->used = false; /* the script has cleared the gradient that it got */
@@ -65,8 +65,8 @@ ms_status ms_unused_contribute(ms_ddp_parameter *parameter)
 ms_status ms_unused_open(ms_reducer *reducer)
 {
     if (!reducer->settings.find_unused && !reducer->settings.static_graph) return MS_OK;
-    return ms_allocate(ms_engine_context(reducer->engine), reducer->count * sizeof(int32_t), "ddp",
-                       (void **)&reducer->uses);
+    return ms_allocate(ms_engine_context(reducer->source.engine), reducer->count * sizeof(int32_t),
+                       "ddp", (void **)&reducer->uses);
 }
 
 /* Gradients that were kept from before a pass that never ended go here. */
@@ -74,7 +74,7 @@ void ms_unused_close(ms_reducer *reducer)
 {
     for (uint32_t i = 0; reducer->parameters && i < reducer->count; i++)
         ms_tensor_release(reducer->parameters[i].old_gradient);
-    ms_release(ms_engine_context(reducer->engine), reducer->uses);
+    ms_release(ms_engine_context(reducer->source.engine), reducer->uses);
 }
 
 /* uses[i] becomes the maximum over all ranks of how often parameter i was used. Every rank issues
@@ -103,7 +103,7 @@ static ms_status settle_one(ms_ddp_parameter *parameter)
                    ? MS_OK
                    : ms_tensor_set_grad(parameter->tensor, parameter->view);
     return parameter->old_gradient && gradient == parameter->view
-               ? ms_copy_into(reducer->engine, parameter->old_gradient, parameter->view)
+               ? ms_copy_into(reducer->source.engine, parameter->old_gradient, parameter->view)
                : MS_OK;
 }
 

@@ -12,5 +12,7 @@ ms_status ms_unused_contribute(ms_ddp_parameter *parameter);
 /* After all buckets were launched: which parameters were used by any rank, and what becomes of the
  * gradients of the others. */
 ms_status ms_unused_settle(ms_reducer *reducer);
+/* See ms_gradient_source_is_used. */
+bool ms_reducer_is_used(const ms_reducer *reducer, uint32_t position, bool *known);
 
 #endif

@@ -155,7 +155,7 @@ uint64_t ms_flat_param_shard_bytes(const ms_flat_param *flat)
 static ms_status split_at(ms_flat_param *flat, ms_storage *storage, const int64_t *ends,
                           uint32_t count, size_t item)
 {
-    ms_context *context = ms_engine_context(flat->unit->fsdp->engine);
+    ms_context *context = ms_engine_context(flat->unit->fsdp->source.engine);
     void *memory = NULL;
     uint32_t parts = 0;
     ms_status status = ms_allocate(context, (count + 1) * sizeof(size_t), "a shard", &memory);
@@ -186,7 +186,7 @@ static int64_t part_end(const ms_flat_param *flat, const ms_member *member, kind
 static ms_status split(ms_flat_param *flat, ms_storage *storage, kind what, ms_dtype dtype)
 {
     bool whole = what == WHOLE || what == GRADIENT;
-    ms_context *context = ms_engine_context(flat->unit->fsdp->engine);
+    ms_context *context = ms_engine_context(flat->unit->fsdp->source.engine);
     void *memory = NULL;
     ms_status status =
         ms_allocate(context, (flat->count + 2) * sizeof(int64_t), "a flat parameter", &memory);
@@ -217,7 +217,7 @@ static ms_status whole_on(ms_flat_param *flat, ms_storage *storage, ms_dtype dty
 /* Where nothing is to be copied there it takes no memory yet. */
 static ms_status new_whole(ms_flat_param *flat, ms_dtype dtype, ms_form *form)
 {
-    ms_engine *engine = flat->unit->fsdp->engine;
+    ms_engine *engine = flat->unit->fsdp->source.engine;
     ms_storage *storage = NULL;
     size_t bytes = (size_t)flat->padded * ms_dtype_bytes(dtype);
     bool later = flat->blank && ms_flat_param_is_sharded(flat) && form == &flat->form;
@@ -231,7 +231,7 @@ static ms_status new_whole(ms_flat_param *flat, ms_dtype dtype, ms_form *form)
 /* A gather of one parameter alone needs none: its shards are in the order of its rows. */
 static ms_status new_wire(ms_flat_param *flat, ms_dtype dtype, ms_form *form)
 {
-    ms_engine *engine = flat->unit->fsdp->engine;
+    ms_engine *engine = flat->unit->fsdp->source.engine;
     ms_storage *storage = NULL;
     size_t bytes = (size_t)flat->padded * ms_dtype_bytes(dtype);
     if (!is_by_rows(flat) || flat->count == 1 || flat->numbers == 0) return MS_OK;
@@ -247,7 +247,7 @@ static ms_status new_shard(ms_flat_param *flat)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     size_t bytes = (size_t)ms_flat_param_shard_bytes(flat) + ms_dtype_bytes(flat->dtype);
-    ms_stream *current = ms_engine_current(fsdp->engine);
+    ms_stream *current = ms_engine_current(fsdp->source.engine);
     ms_storage *storage = NULL;
     int64_t all = flat->length + 1;
     if (!ms_flat_param_is_sharded(flat) && !fsdp->offload) {
@@ -267,7 +267,7 @@ static ms_status new_shard(ms_flat_param *flat)
 /* What travels in place of the shard, in the group's memory. */
 static ms_status new_cast(ms_flat_param *flat, ms_dtype dtype, ms_form *form)
 {
-    ms_stream *current = ms_engine_current(flat->unit->fsdp->engine);
+    ms_stream *current = ms_engine_current(flat->unit->fsdp->source.engine);
     size_t bytes = (size_t)flat->length * ms_dtype_bytes(dtype);
     ms_storage *storage = NULL;
     if (!ms_flat_param_is_sharded(flat)) return MS_OK;
@@ -343,16 +343,16 @@ static ms_status fill_whole(ms_flat_param *flat)
     if (flat->blank)
         return ms_flat_param_is_sharded(flat)
                    ? MS_OK
-                   : ms_fill_into(flat->unit->fsdp->engine, flat->form.whole, 0);
+                   : ms_fill_into(flat->unit->fsdp->source.engine, flat->form.whole, 0);
     for (uint32_t i = 0; i < flat->count && !status; i++) {
         ms_member *member = &flat->members[i];
         ms_tensor *view = NULL;
         end = end_of(flat, member);
         status = view_of(flat->form.whole, member, member->begin, &view);
         if (!status && ms_tensor_is_meta(member->tensor))
-            status = ms_fill_into(flat->unit->fsdp->engine, view, 0);
+            status = ms_fill_into(flat->unit->fsdp->source.engine, view, 0);
         else if (!status && elements_of(member))
-            status = ms_copy_into(flat->unit->fsdp->engine, member->tensor, view);
+            status = ms_copy_into(flat->unit->fsdp->source.engine, member->tensor, view);
         if (!status) status = zero(flat->form.whole, member->begin + elements_of(member), end);
         ms_tensor_release(view);
     }
@@ -386,7 +386,7 @@ void ms_flat_param_set_full(ms_flat_param *flat, bool yes)
  * the parameter is unchanged. */
 ms_status ms_flat_param_cast(ms_flat_param *flat)
 {
-    ms_engine *engine = flat->unit->fsdp->engine;
+    ms_engine *engine = flat->unit->fsdp->source.engine;
     ms_tensor *to = flat->form.cast ? flat->form.cast : flat->form.whole;
     if (!flat->form.cast) ms_tensor_restoring(engine, to, flat->source);
     ms_status status = ms_copy_into(engine, flat->shard, to);
@@ -414,10 +414,10 @@ static ms_status fill_shard(ms_flat_param *flat)
     int64_t one = 1;
     ms_tensor *last = NULL;
     if (!ms_flat_param_is_apart(flat)) return MS_OK;
-    if (flat->blank) return ms_fill_into(flat->unit->fsdp->engine, flat->source, 0);
+    if (flat->blank) return ms_fill_into(flat->unit->fsdp->source.engine, flat->source, 0);
     ms_status status = ms_flat_param_keep_own(flat);
     if (!status) status = ms_tensor_window(flat->shard, 1, &one, &one, flat->length, &last);
-    if (!status) status = ms_fill_into(flat->unit->fsdp->engine, last, 0);
+    if (!status) status = ms_fill_into(flat->unit->fsdp->source.engine, last, 0);
     ms_tensor_release(last);
     return status;
 }
@@ -425,7 +425,7 @@ static ms_status fill_shard(ms_flat_param *flat)
 /* One copy for each parameter, so that each restores a part as a whole. */
 ms_status ms_flat_param_arrange(ms_flat_param *flat)
 {
-    ms_engine *engine = flat->unit->fsdp->engine;
+    ms_engine *engine = flat->unit->fsdp->source.engine;
     ms_tensor *whole = flat->offloaded ? flat->offloaded : flat->form.whole;
     ms_status status = MS_OK;
     ms_tensor_restoring(engine, whole, flat->source);
@@ -449,7 +449,7 @@ ms_status ms_flat_param_arrange(ms_flat_param *flat)
 
 ms_status ms_flat_param_make_offloaded(ms_flat_param *flat)
 {
-    ms_engine *engine = flat->unit->fsdp->engine;
+    ms_engine *engine = flat->unit->fsdp->source.engine;
     ms_dtype dtype = ms_tensor_dtype(flat->form.whole);
     size_t bytes = (size_t)flat->padded * ms_dtype_bytes(dtype);
     ms_storage *storage = NULL;
@@ -513,8 +513,9 @@ ms_status ms_flat_param_new_beside(ms_flat_param *flat, ms_dtype dtype, ms_tenso
     const ms_fsdp *fsdp = flat->unit->fsdp;
     ms_storage *storage = NULL;
     size_t bytes = (size_t)flat->length * ms_dtype_bytes(dtype);
-    if (!fsdp->offload) return ms_tensor_new(fsdp->engine, dtype, 1, &flat->length, out);
-    ms_status status = ms_storage_new_offloaded(ms_engine_current(fsdp->engine), bytes, &storage);
+    if (!fsdp->offload) return ms_tensor_new(fsdp->source.engine, dtype, 1, &flat->length, out);
+    ms_status status =
+        ms_storage_new_offloaded(ms_engine_current(fsdp->source.engine), bytes, &storage);
     if (!status) status = ms_tensor_on(storage, dtype, 1, &flat->length, out);
     ms_storage_release(storage);
     return status;
@@ -587,7 +588,7 @@ static ms_status make_lists(ms_flat_param *flat)
 static ms_status choose_groups(ms_flat_param *flat, ms_bucket *bucket)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
-    *bucket = (ms_bucket){ .engine = fsdp->engine,
+    *bucket = (ms_bucket){ .engine = fsdp->source.engine,
                            .group = fsdp->group,
                            .shards = fsdp->shards,
                            .replicas = fsdp->replicas,
@@ -596,7 +597,7 @@ static ms_status choose_groups(ms_flat_param *flat, ms_bucket *bucket)
     bucket->group = bucket->shards = flat->shards;
     bucket->kind =
         ms_group_size(flat->shards) == 1 ? MS_BUCKET_ALL_REDUCE : MS_BUCKET_REDUCE_SCATTER;
-    return ms_comm_alone(fsdp->engine, &bucket->replicas);
+    return ms_comm_alone(fsdp->source.engine, &bucket->replicas);
 }
 
 /* The gradient buffer, in the group's memory. It begins dropped: backward takes its memory. */
@@ -610,7 +611,8 @@ static ms_status make_bucket(ms_flat_param *flat)
     snprintf(bucket->label, sizeof bucket->label, "%.31s", flat->members[0].name);
     if (!status) status = make_lists(flat);
     if (!status)
-        status = ms_group_storage(bucket->group, ms_engine_current(fsdp->engine), bytes, &storage);
+        status = ms_group_storage(bucket->group, ms_engine_current(fsdp->source.engine), bytes,
+                                  &storage);
     if (!status) status = split(flat, storage, GRADIENT, flat->reduces);
     if (!status) status = ms_tensor_on(storage, flat->reduces, 1, &flat->padded, &bucket->flat);
     for (uint32_t i = 0; i < flat->count && !status; i++) {
@@ -668,7 +670,7 @@ void ms_flat_param_free(ms_flat_param *flat)
     if (bucket->gradients) ms_release(ms_engine_context(bucket->engine), bucket->gradients);
     ms_tensor_release(flat->reduced);
     ms_tensor_release(flat->carried);
-    ms_tensor_release(flat->kept);
+    ms_tensor_release(flat->summon_copy);
     ms_tensor_release(flat->offloaded);
     ms_tensor_release(flat->resident);
     ms_tensor_release(flat->shard);

@@ -34,7 +34,7 @@ static ms_status refuse(const ms_flat_param *flat, const char *what, const ms_te
                         const char *expected)
 {
     char text[160];
-    return ms_engine_fail(flat->unit->fsdp->engine, MS_ERROR_ARGUMENT,
+    return ms_engine_fail(flat->unit->fsdp->source.engine, MS_ERROR_ARGUMENT,
                           "%s of unit \"%s\": it gave %s; %s", what, ms_unit_called(flat->unit),
                           ms_tensor_describe(given, text, sizeof text), expected);
 }
@@ -83,7 +83,7 @@ static ms_status call_after(ms_flat_param *flat, ms_tensor *gathered, ms_tensor 
 /* What arrived goes to `to`, in its dtype. */
 static ms_status unpack(ms_flat_param *flat, ms_tensor *gathered, ms_tensor *to)
 {
-    ms_engine *engine = flat->unit->fsdp->engine;
+    ms_engine *engine = flat->unit->fsdp->source.engine;
     ms_tensor *whole = NULL;
     ms_status status = call_after(flat, gathered, &whole);
     if (status) return status;
@@ -104,7 +104,8 @@ static ms_status send(ms_flat_param *flat, ms_tensor *sent, ms_stream *stream, m
     char label[64];
     snprintf(label, sizeof label, "%s%s", fsdp->extension.before ? "before_gather: " : "",
              ms_unit_called(flat->unit));
-    ms_status status = ms_tensor_new(fsdp->engine, ms_tensor_dtype(sent), 1, &count, &gathered);
+    ms_status status =
+        ms_tensor_new(fsdp->source.engine, ms_tensor_dtype(sent), 1, &count, &gathered);
     ms_collective call = { .kind = MS_ALL_GATHER,
                            .in = sent,
                            .out = gathered,
@@ -120,7 +121,7 @@ static ms_status send(ms_flat_param *flat, ms_tensor *sent, ms_stream *stream, m
 ms_status ms_gather_codec_gather(ms_flat_param *flat, ms_tensor *shard, ms_stream *stream,
                                  ms_tensor *to)
 {
-    ms_engine *engine = flat->unit->fsdp->engine;
+    ms_engine *engine = flat->unit->fsdp->source.engine;
     ms_stream *before = ms_engine_set_current(engine, stream);
     bool recording = ms_engine_set_recording(engine, false);
     ms_tensor *sent = NULL;

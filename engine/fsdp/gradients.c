@@ -16,7 +16,7 @@
 /* This rank's part, contiguous; owned. */
 static ms_status own_part(ms_member *member, ms_tensor **out)
 {
-    ms_engine *engine = member->flat->unit->fsdp->engine;
+    ms_engine *engine = member->flat->unit->fsdp->source.engine;
     ms_tensor *gradient = ms_tensor_grad(member->tensor);
     bool has = gradient && member->length;
     ms_status status =
@@ -30,7 +30,8 @@ static ms_status own_part(ms_member *member, ms_tensor **out)
 static ms_status move_out(ms_member *member)
 {
     ms_tensor *offloaded = NULL;
-    ms_status status = ms_copy_offloaded(member->fsdp->engine, member->whole_gradient, &offloaded);
+    ms_status status =
+        ms_copy_offloaded(member->fsdp->source.engine, member->whole_gradient, &offloaded);
     if (status) return status;
     ms_tensor_release(member->whole_gradient);
     member->whole_gradient = offloaded;
@@ -40,7 +41,7 @@ static ms_status move_out(ms_member *member)
 static ms_status gather(ms_member *member, const int64_t *counts)
 {
     const ms_flat_param *flat = member->flat;
-    ms_engine *engine = flat->unit->fsdp->engine;
+    ms_engine *engine = flat->unit->fsdp->source.engine;
     ms_tensor *part = NULL;
     ms_point ready = { 0 };
     ms_status status = own_part(member, &part);
@@ -94,7 +95,7 @@ static ms_status gather_flat(ms_flat_param *flat, bool offload, int64_t *words)
 
 ms_status ms_gradients_gather(ms_unit *unit, bool offload)
 {
-    ms_context *context = ms_engine_context(unit->fsdp->engine);
+    ms_context *context = ms_engine_context(unit->fsdp->source.engine);
     ms_status status = MS_OK;
     for (uint32_t f = 0; f < unit->count && !status; f++) {
         ms_flat_param *flat = &unit->flats[f];
@@ -139,7 +140,7 @@ ms_status ms_gradients_take(ms_unit *unit)
             ms_member *member = &unit->flats[f].members[i];
             if (!member->whole_gradient) continue;
             ms_tensor *left = ms_tensor_grad(member->tensor), *dense = NULL;
-            if (left) status = as_dense(unit->fsdp->engine, left, &dense);
+            if (left) status = as_dense(unit->fsdp->source.engine, left, &dense);
             ms_tensor_release(member->whole_gradient);
             member->whole_gradient = dense;
             member->cleared = left == NULL;
@@ -151,7 +152,7 @@ ms_status ms_gradients_take(ms_unit *unit)
 /* This rank's part of the whole gradient goes to the piece's. */
 static ms_status write_part(ms_member *member)
 {
-    ms_engine *engine = member->flat->unit->fsdp->engine;
+    ms_engine *engine = member->flat->unit->fsdp->source.engine;
     int64_t one = 1;
     ms_tensor *from = NULL, *to = NULL;
     ms_status status = MS_OK;

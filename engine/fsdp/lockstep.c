@@ -67,7 +67,7 @@ static uint32_t words_of(const ms_fsdp *fsdp)
 ms_status ms_lockstep_open(ms_fsdp *fsdp)
 {
     size_t ranks = ms_group_size(fsdp->group);
-    return ms_allocate(ms_engine_context(fsdp->engine),
+    return ms_allocate(ms_engine_context(fsdp->source.engine),
                        (ranks + 1) * words_of(fsdp) * sizeof *fsdp->same.words, "fsdp",
                        (void **)&fsdp->same.words);
 }
@@ -170,7 +170,7 @@ static ms_status check_passes(ms_fsdp *fsdp)
         if (ahead == NO_RANK || forward_of(fsdp, r) > forward_of(fsdp, ahead)) ahead = r;
     }
     if (behind == NO_RANK || forward_of(fsdp, behind) == forward_of(fsdp, ahead)) return MS_OK;
-    return ms_engine_fail(fsdp->engine, MS_ERROR_MISMATCH,
+    return ms_engine_fail(fsdp->source.engine, MS_ERROR_MISMATCH,
                           "fsdp: rank %u has begun forward %lld while rank %u is in the forward or "
                           "backward of number %lld: run the same forwards and backwards on all "
                           "ranks (a loss of 0 * output:sum() runs one without inputs)",
@@ -204,7 +204,7 @@ static ms_status choose(ms_fsdp *fsdp, uint32_t *chosen)
 
 static uint64_t now(const ms_fsdp *fsdp)
 {
-    const ms_os *os = ms_engine_context(fsdp->engine)->os;
+    const ms_os *os = ms_engine_context(fsdp->source.engine)->os;
     return os->monotonic_ns(os->user);
 }
 

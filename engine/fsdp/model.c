@@ -9,6 +9,7 @@
 #include "fsdp/schedule.h"
 #include "fsdp/static_memory.h"
 #include "fsdp/unit.h"
+#include "fsdp/model.h"
 #include "grad/node.h"
 #include "tensor/part.h"
 #include "tensor/state.h"
@@ -18,7 +19,7 @@
 /* Frees all but the struct, which visits may still refer to. Fields that were not reached are 0. */
 static void free_parts(ms_fsdp *fsdp)
 {
-    ms_context *context = ms_engine_context(fsdp->engine);
+    ms_context *context = ms_engine_context(fsdp->source.engine);
     fsdp->closed = true;
     for (uint32_t i = 0; i < fsdp->member_count && fsdp->members; i++) {
         ms_member *member = &fsdp->members[i];
@@ -57,47 +58,28 @@ static void free_callbacks(ms_fsdp *fsdp)
 {
     if (fsdp->hooks.hook_free) fsdp->hooks.hook_free(fsdp->hooks.hook_user);
     ms_gather_codec_free(fsdp);
-    ms_fsdp_set_on_reduced(fsdp, NULL, NULL, NULL);
+    ms_gradient_source_set_on_reduced(&fsdp->source, NULL, NULL, NULL);
 }
 
-static void free_all(ms_engine *engine, void *first)
+void ms_fsdp_destroy(ms_gradient_source *source)
 {
-    (void)engine;
-    for (ms_fsdp *fsdp = first, *next; fsdp; fsdp = next) {
-        next = fsdp->next;
-        free_callbacks(fsdp);
-        free_parts(fsdp);
-        ms_fsdp_let_go(fsdp);
-    }
+    ms_fsdp *fsdp = (ms_fsdp *)source;
+    free_callbacks(fsdp);
+    free_parts(fsdp);
+    ms_fsdp_let_go(fsdp);
 }
 
 void ms_fsdp_free(ms_fsdp *fsdp)
 {
-    if (!fsdp) return;
-    ms_engine *engine = fsdp->engine;
-    ms_fsdp *first = ms_engine_get(engine, MS_SLOT_FSDP), **link = &first;
-    while (*link && *link != fsdp) link = &(*link)->next;
-    if (*link) *link = fsdp->next;
-    free_callbacks(fsdp);
-    free_parts(fsdp);
-    ms_fsdp_let_go(fsdp);
-    ms_engine_set(engine, MS_SLOT_FSDP, first, first ? free_all : NULL);
-}
-
-void ms_fsdp_abandon(ms_fsdp *fsdp) { fsdp->abandoned = true; }
-
-void ms_fsdp_sweep(ms_engine *engine)
-{
-    for (ms_fsdp *fsdp = ms_engine_get(engine, MS_SLOT_FSDP), *next; fsdp; fsdp = next) {
-        next = fsdp->next;
-        if (fsdp->abandoned) ms_fsdp_free(fsdp);
-    }
+    if (fsdp) ms_gradient_source_free(&fsdp->source);
 }
 
 ms_status ms_fsdp_reached(ms_engine *engine, ms_tensor *tensor, const char **unit)
 {
     *unit = NULL;
-    for (const ms_fsdp *fsdp = ms_engine_get(engine, MS_SLOT_FSDP); fsdp; fsdp = fsdp->next)
+    for (const ms_gradient_source *source = ms_gradient_sources(engine, MS_SLOT_FSDP); source;
+         source = source->next) {
+        const ms_fsdp *fsdp = (const ms_fsdp *)source;
         for (uint32_t i = 0; i < fsdp->member_count && !*unit; i++) {
             const ms_member *member = &fsdp->members[i];
             bool reached = false;
@@ -106,14 +88,18 @@ ms_status ms_fsdp_reached(ms_engine *engine, ms_tensor *tensor, const char **uni
             if (status) return status;
             if (reached) *unit = member->flat->unit->name;
         }
+    }
     return MS_OK;
 }
 
 static bool has_owner(ms_engine *engine, const ms_tensor *tensor)
 {
-    for (const ms_fsdp *fsdp = ms_engine_get(engine, MS_SLOT_FSDP); fsdp; fsdp = fsdp->next)
+    for (const ms_gradient_source *source = ms_gradient_sources(engine, MS_SLOT_FSDP); source;
+         source = source->next) {
+        const ms_fsdp *fsdp = (const ms_fsdp *)source;
         for (uint32_t i = 0; i < fsdp->member_count; i++)
             if (fsdp->members[i].tensor == tensor) return true;
+    }
     return false;
 }
 
@@ -198,7 +184,7 @@ static ms_status take_members(ms_fsdp *fsdp, const ms_fsdp_parameter *parameters
         trainable += ms_tensor_requires_grad(given->tensor);
         if (given->unit != unit || key_of(given) != key) continue;
         ms_member *member = &fsdp->members[fsdp->member_count];
-        status = copy_name(ms_engine_context(fsdp->engine), given->name, &member->name);
+        status = copy_name(ms_engine_context(fsdp->source.engine), given->name, &member->name);
         if (status) break;
         member->fsdp = fsdp;
         member->position = position;
@@ -226,11 +212,10 @@ static ms_status make_unit(ms_fsdp *fsdp, const ms_fsdp_options *options,
     unit->index = index;
     unit->settings.reshard_forward = options->units[index].reshard_after_forward;
     unit->settings.reshard_backward = true;
-    unit->settings.parts =
-        options->units[index].parts ? options->units[index].parts : 1;
+    unit->settings.parts = options->units[index].parts ? options->units[index].parts : 1;
     unit->flats = &fsdp->flats[fsdp->flat_count];
     ms_status status =
-        copy_name(ms_engine_context(fsdp->engine), options->units[index].name, &unit->name);
+        copy_name(ms_engine_context(fsdp->source.engine), options->units[index].name, &unit->name);
     for (uint32_t key = 0; key < KEYS && !status; key++) {
         ms_flat_param *flat = &fsdp->flats[fsdp->flat_count];
         flat->unit = unit;
@@ -262,7 +247,7 @@ static ms_status make_buckets(ms_fsdp *fsdp, uint32_t links)
 {
     void *memory = NULL;
     ms_status status =
-        ms_allocate(ms_engine_context(fsdp->engine),
+        ms_allocate(ms_engine_context(fsdp->source.engine),
                     (fsdp->flat_count + 1) * sizeof(ms_flat_param *), "fsdp", &memory);
     if (status) return status;
     fsdp->buckets = memory;
@@ -271,15 +256,16 @@ static ms_status make_buckets(ms_fsdp *fsdp, uint32_t links)
     /* A forward and a backward; where computing is timed, each in two spans. */
     uint32_t spans =
         fsdp->planner ? 4 * (fsdp->flat_count + fsdp->unit_count) : 2 * fsdp->flat_count;
-    return status ? status
-                  : ms_gathers_open(&fsdp->gather_times, fsdp->engine, spans, fsdp->unit_count);
+    return status
+               ? status
+               : ms_gathers_open(&fsdp->gather_times, fsdp->source.engine, spans, fsdp->unit_count);
 }
 
 static ms_status make_part(ms_fsdp *fsdp, uint32_t index)
 {
     ms_member *member = &fsdp->members[index];
     if (!ms_flat_param_is_sharded(member->flat)) return MS_OK;
-    return ms_part_new(ms_engine_context(fsdp->engine), member->name,
+    return ms_part_new(ms_engine_context(fsdp->source.engine), member->name,
                        ms_unit_called(member->flat->unit), member->dims, member->shape,
                        &member->piece_of);
 }
@@ -295,7 +281,7 @@ static ms_status make_flats(ms_fsdp *fsdp, uint32_t links)
                               ms_group_rank(flat->shards));
         status = ms_flat_param_make(flat);
         if (!status && flat->own && flat->trainable && fsdp->hooks.link_count > 0)
-            status = ms_chain_check(fsdp->engine, flat->bucket.kind, fsdp->hooks.links,
+            status = ms_chain_check(fsdp->source.engine, flat->bucket.kind, fsdp->hooks.links,
                                     fsdp->hooks.link_count);
     }
     for (uint32_t i = 0; i < fsdp->member_count && !status; i++) status = make_part(fsdp, i);
@@ -325,7 +311,7 @@ static ms_bucket_kind kind_of(const ms_fsdp *fsdp)
 
 static ms_status take_options(ms_fsdp *fsdp, const ms_fsdp_options *options)
 {
-    ms_engine *engine = fsdp->engine;
+    ms_engine *engine = fsdp->source.engine;
     static const ms_link plain = { .options = { .op = MS_REDUCE_OP_AVG } };
     ms_status status = MS_OK;
     fsdp->layout = options->layout;
@@ -376,7 +362,7 @@ static ms_status take_options(ms_fsdp *fsdp, const ms_fsdp_options *options)
 static ms_status make_parts(ms_fsdp *fsdp, const ms_fsdp_options *options,
                             const ms_fsdp_parameter *parameters, uint32_t count)
 {
-    ms_context *context = ms_engine_context(fsdp->engine);
+    ms_context *context = ms_engine_context(fsdp->source.engine);
     uint32_t units = options->unit_count;
     ms_status status = take_options(fsdp, options);
     if (!status)
@@ -408,7 +394,8 @@ ms_status ms_fsdp_new(ms_engine *engine, const ms_fsdp_options *options,
     if (!status) status = ms_allocate(ms_engine_context(engine), sizeof(ms_fsdp), "fsdp", &memory);
     if (status) return status;
     ms_fsdp *fsdp = memory;
-    fsdp->engine = engine;
+    fsdp->source.kind = &ms_fsdp_source_kind;
+    fsdp->source.engine = engine;
     fsdp->references = 1;
     status = make_parts(fsdp, options, parameters, count);
     if (status) {
@@ -419,8 +406,7 @@ ms_status ms_fsdp_new(ms_engine *engine, const ms_fsdp_options *options,
     fsdp->hooks.hook = options->hook;
     fsdp->hooks.hook_user = options->hook_user;
     fsdp->hooks.hook_free = options->hook_free;
-    fsdp->next = ms_engine_get(engine, MS_SLOT_FSDP);
-    ms_engine_set(engine, MS_SLOT_FSDP, fsdp, free_all);
+    ms_gradient_source_enter(&fsdp->source);
     *out = fsdp;
     return MS_OK;
 }
@@ -474,7 +460,7 @@ ms_status ms_fsdp_reshard(ms_fsdp *fsdp, uint32_t index)
 {
     ms_unit *unit = &fsdp->units[index];
     if (unit->place == MS_UNIT_IN_USE)
-        return ms_engine_fail(fsdp->engine, MS_ERROR_STATE,
+        return ms_engine_fail(fsdp->source.engine, MS_ERROR_STATE,
                               "fsdp: unit \"%s\" is in use: reshard it between its forward and its "
                               "backward, or between passes",
                               ms_unit_called(unit));

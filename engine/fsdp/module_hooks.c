@@ -27,14 +27,14 @@
 
 void ms_fsdp_let_go(ms_fsdp *fsdp)
 {
-    if (--fsdp->references == 0) ms_release(ms_engine_context(fsdp->engine), fsdp);
+    if (--fsdp->references == 0) ms_release(ms_engine_context(fsdp->source.engine), fsdp);
 }
 
 static void visit_free(void *user)
 {
     ms_visit *visit = user;
     ms_fsdp *fsdp = visit->fsdp;
-    ms_release(ms_engine_context(fsdp->engine), visit);
+    ms_release(ms_engine_context(fsdp->source.engine), visit);
     ms_fsdp_let_go(fsdp);
 }
 
@@ -45,7 +45,7 @@ static ms_status watch(ms_unit *unit, ms_tensor *tensor, ms_gradient_function f)
     void *memory = NULL;
     uint64_t id;
     ms_status status =
-        ms_allocate(ms_engine_context(fsdp->engine), sizeof(ms_visit), "a unit", &memory);
+        ms_allocate(ms_engine_context(fsdp->source.engine), sizeof(ms_visit), "a unit", &memory);
     if (status) return status;
     ms_visit *visit = memory;
     *visit = (ms_visit){ .fsdp = fsdp,
@@ -82,7 +82,7 @@ static bool reshards_after_backward(const ms_unit *unit)
 static ms_status end_backward(ms_unit *unit)
 {
     ms_fsdp *fsdp = unit->fsdp;
-    size_t first = ms_trace_count(fsdp->engine);
+    size_t first = ms_trace_count(fsdp->source.engine);
     ms_unit_enter(unit, MS_UNIT_DONE);
     forget_inputs(unit);
     ms_status status = ms_unit_detach_gradients(unit);
@@ -123,7 +123,7 @@ static bool is_left_gathered(const ms_unit *unit)
 static ms_status end_pass(ms_fsdp *fsdp)
 {
     ms_status status = MS_OK;
-    size_t first = ms_trace_count(fsdp->engine);
+    size_t first = ms_trace_count(fsdp->source.engine);
     for (uint32_t u = fsdp->unit_count; u-- > 0 && !status;)
         if (fsdp->units[u].phase == MS_UNIT_BACKWARD) status = end_backward(&fsdp->units[u]);
     /* All gradients of all ranks are there when the first of these is reduced. */
@@ -176,7 +176,7 @@ static ms_status end_backward_as_a_whole(void *user)
 static ms_status await_end(ms_fsdp *fsdp)
 {
     if (fsdp->now.ends) return MS_OK;
-    ms_status status = ms_backward_at_end(fsdp->engine, end_backward_as_a_whole, fsdp);
+    ms_status status = ms_backward_at_end(fsdp->source.engine, end_backward_as_a_whole, fsdp);
     fsdp->now.ends = !status;
     return status;
 }
@@ -206,7 +206,7 @@ static ms_status gather(ms_unit *unit)
 static ms_status prefetch_next(const ms_unit *unit)
 {
     ms_fsdp *fsdp = unit->fsdp;
-    size_t first = ms_trace_count(fsdp->engine);
+    size_t first = ms_trace_count(fsdp->source.engine);
     if (fsdp->mode != MS_PREFETCH_BACKWARD_PRE || ms_lockstep_is_on(fsdp)) return MS_OK;
     ms_unit *next = ms_schedule_is_planned(fsdp) ? NULL : next_unit(fsdp, unit);
     if (!next || next->settings.stay_sharded) return MS_OK;
@@ -224,7 +224,7 @@ static ms_status begin_backward(ms_unit *unit)
 {
     ms_fsdp *fsdp = unit->fsdp;
     ms_status status = MS_OK;
-    size_t first = ms_trace_count(fsdp->engine);
+    size_t first = ms_trace_count(fsdp->source.engine);
     status = await_end(fsdp);
     if (!status) status = ms_pass_enter_backward(unit);
     if (status) return status;
@@ -320,7 +320,7 @@ ms_status ms_member_on_gradient(void *user, ms_tensor *leaf)
     if (outer) return ms_fsdp_end_job(fsdp, take_outer(member, outer));
     if (unit->phase != MS_UNIT_BACKWARD)
         return ms_fsdp_end_job(
-            fsdp, ms_engine_fail(fsdp->engine, MS_ERROR_STATE,
+            fsdp, ms_engine_fail(fsdp->source.engine, MS_ERROR_STATE,
                                  "fsdp: '%s' got a gradient outside of the backward of its "
                                  "unit \"%s\": use its values only in that unit's forward",
                                  member->name, ms_unit_called(unit)));
@@ -340,7 +340,7 @@ static ms_status watch_inputs(ms_unit *unit, ms_tensor *const *inputs, uint32_t 
 {
     ms_status status = MS_OK;
     bool any = false;
-    if (!ms_engine_is_recording(unit->fsdp->engine)) return MS_OK;
+    if (!ms_engine_is_recording(unit->fsdp->source.engine)) return MS_OK;
     if (unit->fsdp->now.in_backward) count = 0;
     for (uint32_t i = 0; i < count && !status; i++) {
         if (!ms_tensor_requires_grad(inputs[i]) || ms_tensor_is_leaf(inputs[i])) continue;
@@ -358,10 +358,10 @@ static ms_status choose_precision(ms_unit *unit)
 {
     ms_fsdp *fsdp = unit->fsdp;
     bool full = fsdp->now.in_backward ? unit->recorded_full : fsdp->full;
-    bool awaits = unit->phase == MS_UNIT_AWAITING && ms_engine_is_recording(fsdp->engine);
+    bool awaits = unit->phase == MS_UNIT_AWAITING && ms_engine_is_recording(fsdp->source.engine);
     if (awaits && full != unit->recorded_full)
         return ms_engine_fail(
-            fsdp->engine, MS_ERROR_STATE,
+            fsdp->source.engine, MS_ERROR_STATE,
             "fsdp: a recorded forward of unit \"%s\" in %s mode comes before the "
             "backward of one in %s mode, and full_precision_eval gives them other "
             "dtypes: run that backward first, or evaluate in ms.no_grad",
@@ -393,7 +393,7 @@ ms_status ms_fsdp_before_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const
                                  uint32_t count)
 {
     ms_unit *unit = &fsdp->units[index];
-    size_t first = ms_trace_count(fsdp->engine);
+    size_t first = ms_trace_count(fsdp->source.engine);
     ms_status status = watch_inputs(unit, inputs, count);
     if (!status) status = ms_pass_enter_forward(unit);
     if (status || unit->depth++ > 0) return status;
@@ -414,7 +414,7 @@ static ms_status note_order(ms_unit *unit)
 {
     ms_fsdp *fsdp = unit->fsdp;
     ms_status status =
-        ms_grow(ms_engine_context(fsdp->engine), (void **)&fsdp->now.order,
+        ms_grow(ms_engine_context(fsdp->source.engine), (void **)&fsdp->now.order,
                 &fsdp->now.order_capacity, fsdp->now.order_count + 1, sizeof *fsdp->now.order);
     if (status) return status;
     fsdp->now.order[fsdp->now.order_count++] = unit->index;
@@ -437,7 +437,8 @@ void ms_fsdp_begin_part(ms_fsdp *fsdp, uint32_t index, uint32_t part)
  */
 static ms_status give_back(ms_unit *unit)
 {
-    bool returns = unit->phase == MS_UNIT_AWAITING || ms_is_recomputed_later(unit->fsdp->engine);
+    bool returns =
+        unit->phase == MS_UNIT_AWAITING || ms_is_recomputed_later(unit->fsdp->source.engine);
     ms_status status = MS_OK;
     bool reshards =
         unit->keep == MS_KEEP_AS_USUAL ? unit->settings.reshard_forward : unit->keep == MS_KEEP_NOT;
@@ -451,7 +452,7 @@ static void warn_of_parts(ms_unit *unit)
 {
     const ms_fsdp *fsdp = unit->fsdp;
     if (!unit->warned && ms_group_rank(fsdp->group) == 0)
-        ms_log(ms_engine_context(fsdp->engine), MS_LOG_WARN,
+        ms_log(ms_engine_context(fsdp->source.engine), MS_LOG_WARN,
                "fsdp: some modules of unit \"%s\" did not run in a forward, so the unit stayed "
                "gathered until its end: modules that often run alone are better units of their own",
                ms_unit_called(unit));
@@ -493,7 +494,7 @@ ms_status ms_fsdp_after_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const 
     ms_unit *unit = &fsdp->units[index];
     bool recorded = false;
     ms_status status = MS_OK;
-    size_t first = ms_trace_count(fsdp->engine);
+    size_t first = ms_trace_count(fsdp->source.engine);
     MS_ASSERT(unit->depth > 0);
     for (uint32_t i = 0; i < count && !status; i++) {
         if (!ms_tensor_requires_grad(outputs[i]) || ms_tensor_is_leaf(outputs[i])) continue;
@@ -508,7 +509,7 @@ ms_status ms_fsdp_after_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const 
     if (unit->phase == MS_UNIT_BACKWARD) return MS_OK;
     ms_unit_enter(unit, recorded ? MS_UNIT_AWAITING : MS_UNIT_IDLE);
     if (recorded && fsdp->now.in_backward) return MS_OK;
-    if (!fsdp->now.in_backward && (recorded || ms_is_recomputed_later(fsdp->engine))) {
+    if (!fsdp->now.in_backward && (recorded || ms_is_recomputed_later(fsdp->source.engine))) {
         unit->backward.recomputes_left += !recorded;
         unit->recorded_full = unit->full;
         status = note_order(unit);

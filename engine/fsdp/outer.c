@@ -18,7 +18,7 @@
 
 static ms_status refuse(const ms_member *member, const char *why)
 {
-    return ms_engine_fail(member->fsdp->engine, MS_ERROR_STATE,
+    return ms_engine_fail(member->fsdp->source.engine, MS_ERROR_STATE,
                           "fsdp: '%s' got a gradient from outside of its unit \"%s\" %s",
                           member->name, ms_unit_called(member->flat->unit), why);
 }
@@ -80,8 +80,8 @@ static ms_status scale(ms_member *member)
     ms_attributes factor = { .scalar = { .value = factor_of(member->flat) } };
     ms_tensor *scaled = NULL;
     if (factor.scalar.value == 1) return MS_OK;
-    ms_status status =
-        ms_op_unary(member->fsdp->engine, &ms_op_mul_scalar, &factor, member->outer, &scaled);
+    ms_status status = ms_op_unary(member->fsdp->source.engine, &ms_op_mul_scalar, &factor,
+                                   member->outer, &scaled);
     if (status) return status;
     ms_tensor_release(member->outer);
     member->outer = scaled;
@@ -95,7 +95,8 @@ ms_status ms_outer_add_after(ms_flat_param *flat)
     for (uint32_t i = 0; i < flat->count && !status && ms_flat_param_is_sharded(flat); i++) {
         ms_member *member = &flat->members[i];
         if (!member->outer) continue;
-        status = ms_stream_wait_users(ms_engine_current(member->fsdp->engine), member->outer);
+        status =
+            ms_stream_wait_users(ms_engine_current(member->fsdp->source.engine), member->outer);
         if (!status) status = scale(member);
         if (!status) status = add_or_copy(member->reduced, member->outer, true);
     }

@@ -55,7 +55,7 @@ ms_status ms_flat_param_run_partly(ms_flat_param *flat, ms_tensor **result)
 ms_status ms_flat_param_carry(ms_flat_param *flat, ms_tensor *result)
 {
     if (flat->carried) return ms_flat_param_add(flat->carried, result);
-    return ms_copy_new(flat->unit->fsdp->engine, result, &flat->carried);
+    return ms_copy_new(flat->unit->fsdp->source.engine, result, &flat->carried);
 }
 
 /* What `shard` has is added to this rank's part of the gradient: piece by piece where shards are

@@ -25,9 +25,9 @@
 ms_status ms_fsdp_end_job(ms_fsdp *fsdp, ms_status status)
 {
     if (!status) return MS_OK;
-    const ms_error *error = ms_engine_error(fsdp->engine);
-    snprintf(fsdp->error, sizeof fsdp->error, "%s", error->message);
-    ms_comm_abort(fsdp->engine, error);
+    const ms_error *error = ms_engine_error(fsdp->source.engine);
+    snprintf(fsdp->source.error, sizeof fsdp->source.error, "%s", error->message);
+    ms_comm_abort(fsdp->source.engine, error);
     return status;
 }
 
@@ -36,7 +36,8 @@ ms_status ms_fsdp_end_job(ms_fsdp *fsdp, ms_status status)
 /* Recorded, and neither inside of another forward nor of a backward, which recomputes. */
 static bool is_outermost(const ms_fsdp *fsdp)
 {
-    return fsdp->now.depth == 0 && !fsdp->now.in_backward && ms_engine_is_recording(fsdp->engine);
+    return fsdp->now.depth == 0 && !fsdp->now.in_backward
+           && ms_engine_is_recording(fsdp->source.engine);
 }
 
 bool ms_fsdp_begins_pass(const ms_fsdp *fsdp, uint32_t unit)
@@ -64,7 +65,8 @@ bool ms_pass_counts(const ms_fsdp *fsdp)
  * again; that of an evaluation for itself. */
 static void begin_schedule(ms_fsdp *fsdp)
 {
-    bool training = ms_engine_is_recording(fsdp->engine) || ms_is_recomputed_later(fsdp->engine);
+    bool training =
+        ms_engine_is_recording(fsdp->source.engine) || ms_is_recomputed_later(fsdp->source.engine);
     if (fsdp->now.depth > 0 || fsdp->now.in_backward) return;
     if (training && fsdp->now.running) return;
     ms_schedule_begin(fsdp, training ? MS_TRAINING : MS_EVALUATION);
@@ -132,8 +134,8 @@ static ms_status begin_reductions(ms_fsdp *fsdp)
 static ms_status call_on_reduced(ms_fsdp *fsdp, uint32_t bucket)
 {
     bool is_partial = !fsdp->replica_sync && ms_fsdp_can_be_partial(fsdp);
-    if (!fsdp->hooks.on_reduced || is_partial) return MS_OK;
-    return fsdp->hooks.on_reduced(fsdp->hooks.on_reduced_user, bucket);
+    if (!fsdp->source.on_reduced || is_partial) return MS_OK;
+    return fsdp->source.on_reduced(fsdp->source.on_reduced_user, bucket);
 }
 
 static ms_status tell(ms_flat_param *flat)
@@ -233,7 +235,7 @@ ms_status ms_pass_let_go(ms_unit *unit)
 /* The model's stream waits for all reductions: what comes after backward sees their results. */
 static ms_status await_reductions(ms_fsdp *fsdp)
 {
-    ms_stream *current = ms_engine_current(fsdp->engine);
+    ms_stream *current = ms_engine_current(fsdp->source.engine);
     ms_status status = ms_times_note(&fsdp->times, MS_AT_WAIT);
     for (uint32_t f = 0; f < fsdp->flat_count && !status; f++)
         for (int i = 0; i < 2 && !status; i++)

@@ -38,7 +38,7 @@ static ms_status hold(ms_member *member)
     if (!gradient) return MS_OK;
     ms_status status = ms_flat_param_make_reduced(member->flat);
     if (!status && gradient != member->reduced)
-        status = ms_copy_into(member->flat->unit->fsdp->engine, gradient, member->reduced);
+        status = ms_copy_into(member->flat->unit->fsdp->source.engine, gradient, member->reduced);
     if (member->unsure) member->unsure = member->reduced;
     return status ? status : ms_tensor_set_grad(member->tensor, NULL);
 }
@@ -76,7 +76,7 @@ static ms_status take_memory(ms_flat_param *flat)
     if (!ms_storage_is_dropped(ms_tensor_storage(flat->bucket.flat))) return MS_OK;
     for (uint32_t i = 0; i < flat->count; i++) flat->members[i].filled = false;
     return ms_static_memory_refill(&fsdp->memory.gradients, flat, flat->bucket.flat,
-                                   ms_engine_current(fsdp->engine), &flat->block);
+                                   ms_engine_current(fsdp->source.engine), &flat->block);
 }
 
 ms_status ms_unit_expect_gradients(ms_unit *unit)
@@ -100,7 +100,7 @@ ms_status ms_unit_expect_gradients(ms_unit *unit)
 /* What backward has added up of all uses is rounded here once, and its memory is given back. */
 static ms_status collect_cast(ms_member *member)
 {
-    ms_engine *engine = member->flat->unit->fsdp->engine;
+    ms_engine *engine = member->flat->unit->fsdp->source.engine;
     ms_tensor *gradient = ms_tensor_grad(member->tensor);
     ms_status status = member->filled ? ms_flat_param_add(member->gradient, gradient)
                                       : ms_copy_into(engine, gradient, member->gradient);
@@ -116,7 +116,8 @@ ms_status ms_member_collect(ms_member *member)
     if (!is_direct(member)) return collect_cast(member);
     member->filled = true;
     if (gradient == member->gradient) return MS_OK;
-    ms_status status = ms_copy_into(member->flat->unit->fsdp->engine, gradient, member->gradient);
+    ms_status status =
+        ms_copy_into(member->flat->unit->fsdp->source.engine, gradient, member->gradient);
     return status ? status : ms_tensor_set_grad(member->tensor, member->gradient);
 }
 
@@ -221,7 +222,7 @@ static ms_status run_chain(ms_flat_param *flat, ms_tensor **result)
     ms_bucket_set_buffer(bucket, bucket->flat);
     if (!status) status = ms_bucket_check_result(bucket, NULL, *result);
     if (!status) status = divide(*result, divisor / bucket->divisor);
-    return status ? status : ms_stream_wait(ms_engine_current(fsdp->engine), flat->ready[1]);
+    return status ? status : ms_stream_wait(ms_engine_current(fsdp->source.engine), flat->ready[1]);
 }
 
 /* The name of a member whose gradient a loss scaler has multiplied, or NULL. */
@@ -253,7 +254,7 @@ static ms_status add(ms_flat_param *flat, ms_tensor *to, ms_tensor *from)
  * is held of earlier passes, always in `reduced`, is added. */
 static ms_status keep_result(ms_flat_param *flat, ms_tensor *result)
 {
-    ms_engine *engine = flat->unit->fsdp->engine;
+    ms_engine *engine = flat->unit->fsdp->source.engine;
     ms_tensor *whole = flat->bucket.flat;
     ms_status status = MS_OK;
     bool any = has_held(flat);
@@ -300,7 +301,7 @@ static ms_status reduce_partly(ms_flat_param *flat, ms_tensor **result)
 static ms_status launch(ms_flat_param *flat, ms_stream *stream)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
-    ms_engine *engine = fsdp->engine;
+    ms_engine *engine = fsdp->source.engine;
     ms_tensor *result = NULL;
     ms_status status = ms_stream_wait_users(stream, flat->bucket.flat);
     if (status) return status;
@@ -353,7 +354,7 @@ ms_status ms_flat_param_reduce(ms_flat_param *flat, uint32_t index, bool is_last
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_stream *stream = NULL;
-    size_t first = ms_trace_count(fsdp->engine);
+    size_t first = ms_trace_count(fsdp->source.engine);
     ms_status status = ms_outer_add_before(flat);
     if (!status) status = fill_gaps(flat);
     flat->bucket.index = index;
@@ -363,7 +364,8 @@ ms_status ms_flat_param_reduce(ms_flat_param *flat, uint32_t index, bool is_last
     flat->bucket.scaled = first_marked(flat);
     if (!status) status = ms_group_stream(fsdp->group, 1, &stream);
     if (!status)
-        status = ms_inflight_acquire(fsdp->memory.reductions, ms_engine_current(fsdp->engine), 1);
+        status =
+            ms_inflight_acquire(fsdp->memory.reductions, ms_engine_current(fsdp->source.engine), 1);
     if (!status) status = launch(flat, stream);
     if (!status) status = ms_inflight_release(fsdp->memory.reductions, flat->ready[0], 1);
     if (!status && !ms_flat_param_is_in_bucket(flat))

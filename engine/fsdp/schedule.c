@@ -122,8 +122,8 @@ ms_status ms_schedule_fill(ms_fsdp *fsdp, ms_schedule *schedule)
 {
     bool after = fsdp->mode == MS_PREFETCH_BACKWARD_POST;
     if ((!fsdp->forward_ahead && !after) || fsdp->planner || schedule->use_count == 0) return MS_OK;
-    ms_status status = make_room(ms_engine_context(fsdp->engine), schedule, schedule->use_count,
-                                 schedule->use_count);
+    ms_status status = make_room(ms_engine_context(fsdp->source.engine), schedule,
+                                 schedule->use_count, schedule->use_count);
     if (status) return status;
     drop_entries(schedule);
     for (uint32_t i = 0; i < schedule->use_count; i++) {
@@ -161,7 +161,8 @@ ms_status ms_fsdp_set_plan(ms_fsdp *fsdp, ms_schedule_kind kind, const ms_fsdp_e
     MS_ASSERT(count == schedule->use_count);
     for (uint32_t i = 0; i < count; i++)
         gathers += entries[i].gather_count + entries[i].after_count;
-    ms_status status = make_room(ms_engine_context(fsdp->engine), schedule, count + 1, gathers + 1);
+    ms_status status =
+        make_room(ms_engine_context(fsdp->source.engine), schedule, count + 1, gathers + 1);
     if (status) return status;
     drop_entries(schedule);
     for (uint32_t i = 0; i < count; i++) {
@@ -200,7 +201,7 @@ static ms_status gather_ahead(ms_fsdp *fsdp, const uint32_t *units, uint32_t cou
     for (uint32_t i = 0; i < count && !status; i++) {
         ms_unit *unit = &fsdp->units[units[i]];
         if (unit->place == MS_UNIT_IN_USE || (backward && unit->settings.stay_sharded)) continue;
-        size_t first = ms_trace_count(fsdp->engine);
+        size_t first = ms_trace_count(fsdp->source.engine);
         uint64_t before = unit->gathers;
         status = ms_unit_set_full(unit, backward ? unit->recorded_full : fsdp->full);
         if (!status) status = ms_unit_gather(unit);
@@ -230,7 +231,7 @@ ms_status ms_schedule_enter(ms_unit *unit, bool backward)
     schedule->follows &= at < schedule->use_count && is_same(&schedule->uses[at], &use);
     unit->use = at;
     if (schedule->follows) unit->keep = schedule->entries[at].keep;
-    return record(schedule, ms_engine_context(fsdp->engine), use);
+    return record(schedule, ms_engine_context(fsdp->source.engine), use);
 }
 
 /* Later uses of another order have other entries. */

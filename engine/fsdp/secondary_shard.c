@@ -27,7 +27,7 @@ ms_status ms_secondary_shard_make(ms_flat_param *flat)
     int64_t length = length_of(flat);
     size_t bytes = (size_t)length * ms_dtype_bytes(flat->computes);
     ms_status status =
-        ms_group_storage(fsdp->near, ms_engine_current(fsdp->engine), bytes, &storage);
+        ms_group_storage(fsdp->near, ms_engine_current(fsdp->source.engine), bytes, &storage);
     if (!status) status = ms_tensor_on(storage, flat->computes, 1, &length, &flat->near);
     if (!status) status = ms_storage_drop(storage, flat->unit->name);
     ms_storage_release(storage);
@@ -44,7 +44,7 @@ bool ms_secondary_shard_is_usable(const ms_flat_param *flat)
 static ms_status take_part(ms_flat_param *flat)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
-    ms_stream *current = ms_engine_current(fsdp->engine);
+    ms_stream *current = ms_engine_current(fsdp->source.engine);
     int64_t one = 1, length = length_of(flat), first = length * ms_group_rank(fsdp->near);
     ms_tensor *part = NULL;
     ms_status status = MS_OK;
@@ -52,7 +52,7 @@ static ms_status take_part(ms_flat_param *flat)
         status = ms_storage_refill(ms_tensor_storage(flat->near), current);
     if (!status) status = ms_stream_wait_users(current, flat->near);
     if (!status) status = ms_tensor_window(flat->form.whole, 1, &length, &one, first, &part);
-    if (!status) status = ms_copy_into(fsdp->engine, part, flat->near);
+    if (!status) status = ms_copy_into(fsdp->source.engine, part, flat->near);
     ms_tensor_release(part);
     if (!status) flat->secondary_version = flat->form.shard_version;
     return status;

@@ -17,7 +17,7 @@ static ms_status find(ms_fsdp *fsdp, const ms_tensor *parameter, ms_member **out
 {
     *out = member_of(fsdp, parameter);
     if (*out) return MS_OK;
-    return ms_engine_fail(fsdp->engine, MS_ERROR_ARGUMENT,
+    return ms_engine_fail(fsdp->source.engine, MS_ERROR_ARGUMENT,
                           "fsdp: a tensor of the list is no parameter of this model");
 }
 
@@ -27,12 +27,12 @@ static ms_status refuse(const ms_member *a, const ms_member *b)
     const ms_unit *one = a->flat->unit, *other = b->flat->unit;
     if (one == other)
         return ms_engine_fail(
-            one->fsdp->engine, MS_ERROR_ARGUMENT,
+            one->fsdp->source.engine, MS_ERROR_ARGUMENT,
             "flat: '%s' and '%s' lie apart in unit \"%s\", because they differ in "
             "dtype, in whether they are trained, or in the ranks that share "
             "them: pass those that are alike",
             a->name, b->name, ms_unit_called(one));
-    return ms_engine_fail(one->fsdp->engine, MS_ERROR_ARGUMENT,
+    return ms_engine_fail(one->fsdp->source.engine, MS_ERROR_ARGUMENT,
                           "flat: '%s' is in unit \"%s\" and '%s' in unit \"%s\": pass the "
                           "parameters of one unit",
                           a->name, ms_unit_called(one), b->name, ms_unit_called(other));
@@ -45,7 +45,7 @@ static ms_status check_all(const ms_flat_param *flat, ms_tensor *const *paramete
         uint32_t found = 0;
         for (uint32_t k = 0; k < count; k++) found += parameters[k] == flat->members[i].tensor;
         if (found == 1) continue;
-        return ms_engine_fail(flat->unit->fsdp->engine, MS_ERROR_ARGUMENT,
+        return ms_engine_fail(flat->unit->fsdp->source.engine, MS_ERROR_ARGUMENT,
                               "flat: '%s' of unit \"%s\" is in the list %u times: pass all "
                               "parameters of the unit, each once",
                               flat->members[i].name, ms_unit_called(flat->unit), found);
@@ -79,7 +79,7 @@ ms_status ms_fsdp_note_written(ms_fsdp *fsdp)
         int64_t one = 1;
         if (!ms_flat_param_is_sharded(flat)) continue;
         status = ms_tensor_window(flat->source, 1, &one, &one, flat->length, &last);
-        if (!status) status = ms_fill_into(fsdp->engine, last, 0);
+        if (!status) status = ms_fill_into(fsdp->source.engine, last, 0);
         ms_tensor_release(last);
     }
     return status;
@@ -95,7 +95,7 @@ ms_status ms_fsdp_state_new(ms_fsdp *fsdp, ms_tensor *parameter, ms_tensor **out
     ms_flat_param *flat = member->flat;
     status = ms_flat_param_new_beside(flat, MS_F32, &made);
     if (!status) status = ms_flat_param_split_state(flat, ms_tensor_storage(made), MS_F32);
-    if (!status) status = ms_fill_into(fsdp->engine, made, 0);
+    if (!status) status = ms_fill_into(fsdp->source.engine, made, 0);
     if (status) ms_tensor_release(made);
     else *out = made;
     return status;

@@ -18,6 +18,7 @@
 #define MOONSHARD_FSDP_STATE_H
 
 #include "base/assert.h"
+#include "hook/source.h"
 #include "meter/gather_times.h"
 #include "meter/pass_times.h"
 #include "moonshard/fsdp.h"
@@ -124,7 +125,7 @@ struct ms_flat_param {
     ms_tensor *
         near; /* secondary_shard.c: a part of the whole, dropped but between forward and backward */
     uint64_t secondary_version; /* of the shard when the part was gathered */
-    ms_tensor *kept;            /* during a summon: what an unsharded parameter held */
+    ms_tensor *summon_copy;     /* during a summon: what an unsharded parameter held */
     /* During a summon with offload: what takes the place of form.whole, in the second pool; and
      * form.whole as it was, once its place is taken. Both owned. */
     ms_tensor *offloaded, *resident;
@@ -232,7 +233,7 @@ typedef struct ms_schedule {
     bool follows; /* the pass that runs has had the recorded uses so far, and there are entries */
 } ms_schedule;
 
-/* How gradients are reduced, and who hears of it. */
+/* How gradients are reduced. */
 typedef struct ms_fsdp_hooks {
     ms_link links[MS_CHAIN_LINKS];
     uint32_t link_count;
@@ -242,9 +243,6 @@ typedef struct ms_fsdp_hooks {
     bool asks_order;    /* some link may ask for the first or the last bucket of a pass */
     bool whole_results; /* some link holds results until the last bucket */
     bool reduces_once;  /* some link must see all of a unit's gradients at once */
-    ms_reduced_function on_reduced;
-    void *on_reduced_user;
-    void (*on_reduced_free)(void *user);
 } ms_fsdp_hooks;
 
 /* The pass that runs. */
@@ -295,11 +293,10 @@ typedef struct ms_fsdp_lockstep {
 /* A sharded model. References: the host's, and one for each visit; the parts go with the host's, so
  * hooks of graphs that outlive the model find it closed. Host thread only. */
 struct ms_fsdp {
-    ms_engine *engine;
-    ms_fsdp *next; /* of the engine's list */
+    ms_gradient_source source; /* first */
     ms_fsdp_layout layout;
     uint32_t references;
-    bool closed, abandoned;
+    bool closed;
     ms_group *group, *shards, *replicas, *near;
     ms_bucket_kind kind;
     double divisor;
@@ -326,7 +323,6 @@ struct ms_fsdp {
     ms_times times;
     ms_gathers gather_times;
     ms_prefetch_counts prefetched, step_prefetched;
-    char error[MS_ERROR_MESSAGE_BYTES]; /* that has ended the job; "": none has */
 };
 
 /* "root", or the name of its module. */

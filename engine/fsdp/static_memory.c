@@ -56,7 +56,7 @@ static void clear(ms_static_memory *memory, ms_context *context)
 
 void ms_fsdp_clear_static_memory(ms_fsdp *fsdp)
 {
-    ms_context *context = ms_engine_context(fsdp->engine);
+    ms_context *context = ms_engine_context(fsdp->source.engine);
     clear(&fsdp->memory.wholes, context);
     clear(&fsdp->memory.wire_blocks, context);
     clear(&fsdp->memory.cast_blocks, context);
@@ -111,7 +111,7 @@ static void free_smaller(ms_static_memory *memory)
 static ms_status take_new(ms_static_memory *memory, ms_flat_param *flat, ms_storage *storage,
                           ms_stream *stream, uint32_t *number)
 {
-    ms_context *context = ms_engine_context(flat->unit->fsdp->engine);
+    ms_context *context = ms_engine_context(flat->unit->fsdp->source.engine);
     ms_status status = ms_grow(context, (void **)&memory->list, &memory->capacity,
                                memory->count + 1, sizeof *memory->list);
     if (status) return status;
@@ -129,7 +129,7 @@ static ms_status take_new(ms_static_memory *memory, ms_flat_param *flat, ms_stor
  * blocks. Else in steps of work that repeats: there each rank may decide for itself. */
 static bool are_of_use(const ms_fsdp *fsdp)
 {
-    return ms_group_uses_graphs(fsdp->group) || ms_engine_is_repeating(fsdp->engine);
+    return ms_group_uses_graphs(fsdp->group) || ms_engine_is_repeating(fsdp->source.engine);
 }
 
 /* Parameters of fewer ranks may be of different sizes on other ranks. Where ranks agree on each

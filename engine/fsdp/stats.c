@@ -1,46 +1,11 @@
 /* stats.c: what can be asked of a sharded model's reductions and gathers. Buckets are its trainable
  * flat parameters. */
 #include "fsdp/flat_param.h"
+#include "fsdp/model.h"
 
 #include <string.h>
 
 void ms_fsdp_note_step(ms_fsdp *fsdp) { fsdp->now.stepped = true; }
-
-void ms_fsdp_set_on_reduced(ms_fsdp *fsdp, ms_reduced_function f, void *user,
-                            void (*free_user)(void *user))
-{
-    if (fsdp->hooks.on_reduced_free) fsdp->hooks.on_reduced_free(fsdp->hooks.on_reduced_user);
-    fsdp->hooks.on_reduced = f;
-    fsdp->hooks.on_reduced_user = user;
-    fsdp->hooks.on_reduced_free = free_user;
-}
-
-uint32_t ms_fsdp_buckets(const ms_fsdp *fsdp) { return fsdp->bucket_count; }
-
-const ms_bucket *ms_fsdp_bucket(const ms_fsdp *fsdp, uint32_t index)
-{
-    return index < fsdp->bucket_count ? &fsdp->buckets[index]->bucket : NULL;
-}
-
-void ms_fsdp_ready(const ms_fsdp *fsdp, uint32_t index, ms_point ready[2])
-{
-    memcpy(ready, fsdp->buckets[index]->ready, 2 * sizeof *ready);
-}
-
-uint64_t ms_fsdp_passes(const ms_fsdp *fsdp) { return fsdp->times.passes; }
-
-const char *ms_fsdp_error(const ms_fsdp *fsdp) { return fsdp->error[0] ? fsdp->error : NULL; }
-
-/* A step that ends without a reduced pass has no time of its own. */
-ms_status ms_fsdp_step_end(ms_fsdp *fsdp)
-{
-    fsdp->step_prefetched = fsdp->prefetched;
-    return ms_times_step_end(&fsdp->times, fsdp->now.reduced);
-}
-
-ms_status ms_fsdp_await_times(ms_fsdp *fsdp) { return ms_times_await(&fsdp->times); }
-
-ms_pass_stats ms_fsdp_stats(ms_fsdp *fsdp) { return ms_times_stats(&fsdp->times); }
 
 ms_gather_stats ms_fsdp_gather_stats(ms_fsdp *fsdp)
 {
@@ -79,15 +44,102 @@ bool ms_fsdp_unit_times(ms_fsdp *fsdp, uint32_t index, ms_unit_times *out)
     return true;
 }
 
-uint32_t ms_fsdp_links(const ms_fsdp *fsdp) { return ms_link_costs_links(fsdp->times.costs); }
+/* -------------------------------------------------- as a gradient source */
 
-ms_link_stats ms_fsdp_link_stats(const ms_fsdp *fsdp, uint32_t link)
+static const ms_fsdp *fsdp_of(const ms_gradient_source *source) { return (const ms_fsdp *)source; }
+
+static uint32_t buckets_of(const ms_gradient_source *source)
 {
-    return ms_times_link(&fsdp->times, link);
+    return fsdp_of(source)->bucket_count;
 }
 
-/* The layout never changes. */
-bool ms_fsdp_bucket_times(const ms_fsdp *fsdp, uint32_t index, ms_bucket_times *out)
+static const ms_bucket *bucket_of(const ms_gradient_source *source, uint32_t index)
 {
-    return ms_times_bucket(&fsdp->times, 1, index, out);
+    const ms_fsdp *fsdp = fsdp_of(source);
+    return index < fsdp->bucket_count ? &fsdp->buckets[index]->bucket : NULL;
 }
+
+static void ready(const ms_gradient_source *source, uint32_t index, ms_point points[2])
+{
+    memcpy(points, fsdp_of(source)->buckets[index]->ready, 2 * sizeof *points);
+}
+
+static uint64_t passes_of(const ms_gradient_source *source)
+{
+    return fsdp_of(source)->times.passes;
+}
+
+/* Buckets are made once. */
+static uint64_t layout_of(const ms_gradient_source *source, uint64_t *passes)
+{
+    *passes = fsdp_of(source)->times.passes;
+    return 1;
+}
+
+static bool is_rebuilt(const ms_gradient_source *source)
+{
+    (void)source;
+    return false;
+}
+
+/* All parameters of a bucket that is reduced have a gradient, on all ranks. */
+static bool is_used(const ms_gradient_source *source, uint32_t position, bool *known)
+{
+    (void)source;
+    (void)position;
+    *known = true;
+    return true;
+}
+
+static ms_pass_stats stats_of(ms_gradient_source *source)
+{
+    return ms_times_stats(&((ms_fsdp *)source)->times);
+}
+
+static uint32_t links_of(const ms_gradient_source *source)
+{
+    return ms_link_costs_links(fsdp_of(source)->times.costs);
+}
+
+static ms_link_stats link_stats(const ms_gradient_source *source, uint32_t link)
+{
+    return ms_times_link(&fsdp_of(source)->times, link);
+}
+
+static bool bucket_times(const ms_gradient_source *source, uint32_t index, ms_bucket_times *out)
+{
+    return ms_times_bucket(&fsdp_of(source)->times, 1, index, out);
+}
+
+static ms_status await_times(ms_gradient_source *source)
+{
+    return ms_times_await(&((ms_fsdp *)source)->times);
+}
+
+/* A step that ends without a reduced pass has no time of its own. */
+static ms_status step_end(ms_gradient_source *source)
+{
+    ms_fsdp *fsdp = (ms_fsdp *)source;
+    fsdp->step_prefetched = fsdp->prefetched;
+    return ms_times_step_end(&fsdp->times, fsdp->now.reduced);
+}
+
+const ms_source_kind ms_fsdp_source_kind = {
+    .slot = MS_SLOT_FSDP,
+    .buckets = buckets_of,
+    .bucket = bucket_of,
+    .ready = ready,
+    .passes = passes_of,
+    .layout = layout_of,
+    .is_rebuilt = is_rebuilt,
+    .is_used = is_used,
+    .stats = stats_of,
+    .links = links_of,
+    .link_stats = link_stats,
+    .bucket_times = bucket_times,
+    .await_times = await_times,
+    .step_end = step_end,
+    .destroy = ms_fsdp_destroy,
+};
+
+ms_gradient_source *ms_fsdp_source(ms_fsdp *fsdp) { return &fsdp->source; }

@@ -31,7 +31,7 @@ static bool in_forward(const ms_fsdp *fsdp)
 ms_status ms_fsdp_check_no_forward(const ms_fsdp *fsdp, const char *what)
 {
     if (!in_forward(fsdp)) return MS_OK;
-    return ms_engine_fail(fsdp->engine, MS_ERROR_STATE,
+    return ms_engine_fail(fsdp->source.engine, MS_ERROR_STATE,
                           "%s inside of a forward of an fsdp model: call it after backward", what);
 }
 
@@ -39,8 +39,8 @@ ms_status ms_fsdp_check_idle(const ms_fsdp *fsdp, const char *what)
 {
     bool busy = fsdp->now.in_backward || in_forward(fsdp);
     if (!busy && fsdp->summon.count == 0) return MS_OK;
-    return ms_engine_fail(fsdp->engine, MS_ERROR_STATE, "fsdp: %s inside of %s: call it %s", what,
-                          busy ? "a forward or backward" : "summon",
+    return ms_engine_fail(fsdp->source.engine, MS_ERROR_STATE, "fsdp: %s inside of %s: call it %s",
+                          what, busy ? "a forward or backward" : "summon",
                           busy ? "between passes" : "after it");
 }
 
@@ -50,13 +50,13 @@ ms_status ms_fsdp_check_idle(const ms_fsdp *fsdp, const char *what)
  * are not kept. */
 static ms_status keep_values(ms_unit *unit, bool offload)
 {
-    ms_engine *engine = unit->fsdp->engine;
+    ms_engine *engine = unit->fsdp->source.engine;
     ms_status status = MS_OK;
     for (uint32_t f = 0; f < unit->count && !status; f++) {
         ms_flat_param *flat = &unit->flats[f];
-        if (ms_flat_param_is_apart(flat) || flat->kept) continue;
-        status = offload ? ms_copy_offloaded(engine, flat->form.whole, &flat->kept)
-                         : ms_copy_new(engine, flat->form.whole, &flat->kept);
+        if (ms_flat_param_is_apart(flat) || flat->summon_copy) continue;
+        status = offload ? ms_copy_offloaded(engine, flat->form.whole, &flat->summon_copy)
+                         : ms_copy_new(engine, flat->form.whole, &flat->summon_copy);
         flat->form.whole_version = ms_tensor_version(flat->form.whole);
     }
     return status;
@@ -74,7 +74,7 @@ static ms_status gather(ms_unit *unit)
 /* After a gather: the current stream copies the whole outside, if it was not put in order there. */
 static ms_status move_out(ms_flat_param *flat)
 {
-    ms_engine *engine = flat->unit->fsdp->engine;
+    ms_engine *engine = flat->unit->fsdp->source.engine;
     if (!flat->offloaded || flat->resident) return MS_OK;
     ms_status status = ms_stream_wait(ms_engine_current(engine), flat->gathered);
     flat->awaited = true;
@@ -116,8 +116,8 @@ ms_status ms_fsdp_summon(ms_fsdp *fsdp, const uint32_t *units, uint32_t count,
     void *memory = NULL;
     ms_status status = ms_fsdp_check_idle(fsdp, "summon");
     if (!status)
-        status = ms_allocate(ms_engine_context(fsdp->engine), (count + 1) * sizeof *units, "summon",
-                             &memory);
+        status = ms_allocate(ms_engine_context(fsdp->source.engine), (count + 1) * sizeof *units,
+                             "summon", &memory);
     if (status) return status;
     fsdp->summon.is_active = true;
     for (uint32_t i = 0; i < count && !status; i++) {
@@ -134,7 +134,7 @@ ms_status ms_fsdp_summon(ms_fsdp *fsdp, const uint32_t *units, uint32_t count,
     }
     for (uint32_t i = 0; i < count && !status; i++)
         status = keep_values(&fsdp->units[units[i]], offload);
-    ms_release(ms_engine_context(fsdp->engine), fsdp->summon.units);
+    ms_release(ms_engine_context(fsdp->source.engine), fsdp->summon.units);
     fsdp->summon.units = memory;
     for (uint32_t i = 0; i < count; i++) fsdp->summon.units[i] = units[i];
     fsdp->summon.count = count;
@@ -153,9 +153,10 @@ static ms_status end_unit(ms_unit *unit, bool write)
         if (!ms_flat_param_is_apart(flat)) {
             /* Unchanged values stay unwritten: a backward to come may have saved them. */
             if (!write && changed)
-                status = ms_copy_into(unit->fsdp->engine, flat->kept, flat->form.whole);
-            ms_tensor_release(flat->kept);
-            flat->kept = NULL;
+                status =
+                    ms_copy_into(unit->fsdp->source.engine, flat->summon_copy, flat->form.whole);
+            ms_tensor_release(flat->summon_copy);
+            flat->summon_copy = NULL;
             continue;
         }
         if (write && changed) status = ms_flat_param_keep_own(flat);
@@ -184,7 +185,7 @@ ms_status ms_fsdp_summon_end(ms_fsdp *fsdp, bool write)
 /* Memory for a flat parameter that has no values, zeros at first; no gather will overwrite it. */
 static ms_status take_blank(ms_flat_param *flat)
 {
-    ms_engine *engine = flat->unit->fsdp->engine;
+    ms_engine *engine = flat->unit->fsdp->source.engine;
     if (!flat->blank || !ms_flat_param_is_sharded(flat)) return MS_OK;
     ms_status status =
         ms_storage_refill(ms_tensor_storage(flat->form.whole), ms_engine_current(engine));
@@ -218,7 +219,7 @@ static ms_status copy_from_first(ms_flat_param *flat)
                            .bucket = -2 - (int32_t)flat->unit->index,
                            .label = ms_unit_called(flat->unit) };
     ms_status status = ms_group_enqueue(group, 1, &call, &ready);
-    return status ? status : ms_stream_wait(ms_engine_current(fsdp->engine), ready);
+    return status ? status : ms_stream_wait(ms_engine_current(fsdp->source.engine), ready);
 }
 
 ms_status ms_fsdp_end_values(ms_fsdp *fsdp, uint32_t index, bool copy)

@@ -44,7 +44,7 @@ void ms_unit_enter(ms_unit *unit, ms_unit_phase phase)
 
 void ms_unit_note(const ms_unit *unit, const char *edge, size_t first)
 {
-    ms_engine *engine = unit->fsdp->engine;
+    ms_engine *engine = unit->fsdp->source.engine;
     ms_trace_add_range(engine, first, "fsdp.%s %s", edge, ms_unit_called(unit));
     ms_log(ms_engine_context(engine), MS_LOG_DEBUG, "fsdp.%s %s", edge, ms_unit_called(unit));
 }
@@ -69,7 +69,7 @@ static ms_status check_unwritten(const ms_unit *unit)
     for (uint32_t f = 0; f < unit->count; f++) {
         const ms_member *member = written(&unit->flats[f]);
         if (member)
-            return ms_engine_fail(unit->fsdp->engine, MS_ERROR_STATE,
+            return ms_engine_fail(unit->fsdp->source.engine, MS_ERROR_STATE,
                                   "fsdp: '%s' was written while its unit \"%s\" was gathered, and "
                                   "its shards do not know of it: write parameters between passes, "
                                   "or inside summon",
@@ -100,7 +100,7 @@ static ms_status take_memory(ms_flat_param *flat, ms_static_memory *memory, ms_t
  * priority of the gather, which waits for the copy or which the copy makes useful. */
 static ms_status copying_stream(const ms_fsdp *fsdp, bool before, ms_stream **out)
 {
-    return ms_engine_stream_with(fsdp->engine, before ? "gather.in" : "gather.out",
+    return ms_engine_stream_with(fsdp->source.engine, before ? "gather.in" : "gather.out",
                                  MS_PRIORITY_HIGH, out);
 }
 
@@ -123,9 +123,9 @@ static ms_status copy_on(ms_flat_param *flat, ms_stream *stream, const ms_tensor
     if (!status)
         status = ms_gathers_begin(&fsdp->gather_times, MS_SPAN_COPY, 2 * flat->unit->index, stream,
                                   &span);
-    ms_stream *before = ms_engine_set_current(fsdp->engine, stream);
+    ms_stream *before = ms_engine_set_current(fsdp->source.engine, stream);
     if (!status) status = copy(flat);
-    ms_engine_set_current(fsdp->engine, before);
+    ms_engine_set_current(fsdp->source.engine, before);
     flat->gathered = ms_stream_last(stream);
     return status ? status : ms_gathers_end(&fsdp->gather_times, span, stream);
 }
@@ -256,7 +256,7 @@ static ms_status gather_flat(ms_flat_param *flat, bool near)
 static ms_status gather_flats(ms_unit *unit, bool anew)
 {
     ms_status status = MS_OK;
-    size_t first = ms_trace_count(unit->fsdp->engine);
+    size_t first = ms_trace_count(unit->fsdp->source.engine);
     bool any = false;
     for (uint32_t f = 0; f < unit->count && !status; f++) {
         ms_flat_param *flat = &unit->flats[f];
@@ -313,7 +313,7 @@ static void show_all(ms_unit *unit, bool whole)
 static ms_status await_gathers(ms_unit *unit)
 {
     ms_gathers *times = &unit->fsdp->gather_times;
-    ms_stream *current = ms_engine_current(unit->fsdp->engine);
+    ms_stream *current = ms_engine_current(unit->fsdp->source.engine);
     ms_status status = MS_OK;
     bool any = false;
     uint32_t span = 0;
@@ -362,7 +362,7 @@ ms_status ms_unit_reshard(ms_unit *unit)
     ms_fsdp *fsdp = unit->fsdp;
     ms_stream *stream = NULL;
     uint64_t bytes = 0;
-    size_t first = ms_trace_count(fsdp->engine);
+    size_t first = ms_trace_count(fsdp->source.engine);
     MS_ASSERT(unit->place != MS_UNIT_IN_USE);
     if (unit->prefetched) fsdp->prefetched.wasted_bytes += ms_unit_whole_bytes(unit);
     unit->prefetched = false;
@@ -378,12 +378,12 @@ ms_status ms_unit_reshard(ms_unit *unit)
     }
     if (bytes == 0) return MS_OK;
     ms_status status = ms_group_stream(fsdp->shards, 2, &stream);
-    size_t limit = ms_trace_count(fsdp->engine);
+    size_t limit = ms_trace_count(fsdp->source.engine);
     if (!status) status = ms_inflight_acquire(fsdp->memory.gathers, stream, bytes);
-    ms_trace_add_range(fsdp->engine, limit, "fsdp.rate_limit %s", ms_unit_called(unit));
+    ms_trace_add_range(fsdp->source.engine, limit, "fsdp.rate_limit %s", ms_unit_called(unit));
     if (!status)
         status = ms_inflight_release(fsdp->memory.gathers,
-                                     ms_stream_last(ms_engine_current(fsdp->engine)), bytes);
+                                     ms_stream_last(ms_engine_current(fsdp->source.engine)), bytes);
     ms_unit_note(unit, "reshard", first);
     return status;
 }
@@ -393,7 +393,7 @@ ms_status ms_unit_set_full(ms_unit *unit, bool yes)
     if (unit->full == yes) return MS_OK;
     if (unit->place == MS_UNIT_IN_USE)
         return ms_engine_fail(
-            unit->fsdp->engine, MS_ERROR_STATE,
+            unit->fsdp->source.engine, MS_ERROR_STATE,
             "fsdp: unit \"%s\" is in use in %s precision: switch between training "
             "and evaluation mode between passes",
             ms_unit_called(unit), yes ? "low" : "full");

@@ -13,7 +13,7 @@ ranks.of = {
 
 -- Installed headers that are not named after their layer.
 local HEADER_LAYER = {
-  control = "comm", hosts = "comm", cpu_task = "exec", moonshard_lua = "bindings",
+  control = "comm", cluster = "comm", cpu_task = "exec", moonshard_lua = "bindings",
   tokenizer = "text",
 }
 

@@ -82,7 +82,7 @@ static void plan_some(rank *self)
         OK(ms_reducer_forward(reducer, true));
         OK(pass(self, &m, self->number, iteration, WEIGHTS, false));
         /* Nothing is rebuilt by itself. */
-        CHECK(ms_reducer_buckets(reducer) == (iteration == 0 ? 1 : 3));
+        CHECK(ms_gradient_source_buckets(ms_reducer_source(reducer)) == (iteration == 0 ? 1 : 3));
         CHECK(reduced(self, &m, &reference, iteration, iteration));
         OK(ms_engine_sync(self->engine));
         CHECK(ms_reducer_arrivals(reducer, order, ns) == (iteration < 3 ? WEIGHTS : 0));
@@ -98,15 +98,15 @@ static void plan_some(rank *self)
         OK(clear(&m));
     }
     /* Times of the pass before the last are there, whatever the device has done since. */
-    uint64_t passes = 0, layout = ms_reducer_layout(reducer, &passes);
+    uint64_t passes = 0, layout = ms_gradient_source_layout(ms_reducer_source(reducer), &passes);
     ms_bucket_times times;
     CHECK(layout == 5 && passes == 0);
     for (uint32_t iteration = 0; iteration < 3; iteration++) {
-        OK(ms_reducer_await_times(reducer));
-        CHECK(ms_reducer_layout(reducer, &passes) == layout && passes == iteration);
+        OK(ms_gradient_source_await_times(ms_reducer_source(reducer)));
+        CHECK(ms_gradient_source_layout(ms_reducer_source(reducer), &passes) == layout && passes == iteration);
         if (iteration == 2)
-            CHECK(ms_reducer_stats(reducer).timed >= 5
-                  && ms_reducer_bucket_times(reducer, 2, &times) && times.ready_ns > 0);
+            CHECK(ms_gradient_source_stats(ms_reducer_source(reducer)).timed >= 5
+                  && ms_gradient_source_bucket_times(ms_reducer_source(reducer), 2, &times) && times.ready_ns > 0);
         OK(ms_reducer_forward(reducer, true));
         OK(pass(self, &m, self->number, iteration, WEIGHTS, false));
         OK(clear(&m));
@@ -150,7 +150,7 @@ static void fail_to_assign(rank *self, long n, bool gradients, bool *reached)
     ms_status status = ms_reducer_assign(reducer, order, sizes, WEIGHTS);
     *reached = atomic_load(&fault.calls) >= limit;
     atomic_store(&fault.fail_at, 0);
-    uint32_t buckets = ms_reducer_buckets(reducer);
+    uint32_t buckets = ms_gradient_source_buckets(ms_reducer_source(reducer));
     if (!status) assert_int_equal(buckets, WEIGHTS);
     /* The old ones could not make room: they are as they were. */
     else if (gradients) assert_int_equal(buckets, 1);

@@ -40,9 +40,9 @@ static void mistakes(rank *self)
     } else if (which == 2) {
         OK(ms_reducer_forward(reducer, true));
         OK(pass(self, &m, 0, 0, 3, false));
-        CHECK(!ms_reducer_error(reducer));
+        CHECK(!ms_gradient_source_error(ms_reducer_source(reducer)));
         CHECK(ms_reducer_forward(reducer, true) == MS_ERROR_STATE && says(self, "'d', 'e'"));
-        CHECK(ms_reducer_error(reducer) && strstr(ms_reducer_error(reducer), "'d', 'e'"));
+        CHECK(ms_gradient_source_error(ms_reducer_source(reducer)) && strstr(ms_gradient_source_error(ms_reducer_source(reducer)), "'d', 'e'"));
     } else if (which == 3) {
         OK(ms_reducer_forward(reducer, true));
         CHECK(pass(self, &m, 0, 0, WEIGHTS, true) == MS_ERROR_STATE && says(self, "twice"));
@@ -192,7 +192,7 @@ static ms_status whole_life(rank *self)
         if (!status) status = ms_reducer_forward_end(reducer);
         if (!status) status = pass(self, &m, 0, i, WEIGHTS, false);
     }
-    if (!status) status = ms_reducer_step_end(reducer);
+    if (!status) status = ms_gradient_source_step_end(ms_reducer_source(reducer));
     ms_reducer_free(reducer);
     drop(&m);
     return status;
@@ -240,7 +240,7 @@ static ms_status planned_life(rank *self)
     for (uint32_t i = 0; i < 2 && !status; i++) {
         status = ms_reducer_forward(reducer, true);
         if (!status) status = pass(self, &m, 0, i, WEIGHTS, false);
-        if (!status) status = ms_reducer_await_times(reducer);
+        if (!status) status = ms_gradient_source_await_times(ms_reducer_source(reducer));
         if (!status && ms_reducer_arrivals(reducer, seen, ns) != WEIGHTS)
             status = ms_engine_fail(self->engine, MS_ERROR_STATE, "nothing was noted");
         if (!status) status = ms_reducer_assign(reducer, order, sizes, 2);

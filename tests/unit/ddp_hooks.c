@@ -112,7 +112,7 @@ static ms_status step_parameter(ms_engine *engine, ms_tensor *weight)
 static ms_status step_early(void *user, uint32_t index)
 {
     stepper *s = user;
-    const ms_bucket *bucket = ms_reducer_bucket(s->reducer, index == MS_REDUCED_ALL ? 0 : index);
+    const ms_bucket *bucket = ms_gradient_source_bucket(ms_reducer_source(s->reducer), index == MS_REDUCED_ALL ? 0 : index);
     ms_engine *engine = bucket->engine;
     ms_stream *own = NULL, *model_stream = ms_engine_current(engine);
     snprintf(s->calls + strlen(s->calls), 16, index == MS_REDUCED_ALL ? "end " : "%u ", index);
@@ -121,7 +121,7 @@ static ms_status step_early(void *user, uint32_t index)
     if (index == MS_REDUCED_ALL)
         return status ? status : ms_stream_wait(model_stream, ms_stream_last(own));
     ms_point ready[2];
-    ms_reducer_ready(s->reducer, index, ready);
+    ms_gradient_source_ready(ms_reducer_source(s->reducer), index, ready);
     for (int i = 0; i < 2 && !status; i++) status = ms_stream_wait(own, ready[i]);
     /* Backward reads the weights. */
     if (!status) status = ms_stream_wait(own, ms_stream_last(model_stream));
@@ -144,7 +144,7 @@ static void step_some(rank *self)
     OK(wrap(self, &m, (ms_reducer_options){ .cap_bytes = small_caps, .cap_count = 2 }, &s.reducer));
     OK(wrap(self, &reference, (ms_reducer_options){ .cap_bytes = small_caps, .cap_count = 2 },
             &other));
-    ms_reducer_set_on_reduced(s.reducer, step_early, &s, NULL);
+    ms_gradient_source_set_on_reduced(ms_reducer_source(s.reducer), step_early, &s, NULL);
     for (uint32_t iteration = 0; iteration < 4; iteration++) {
         OK(ms_reducer_forward(s.reducer, false)); /* without synchronization: no call */
         OK(pass(self, &m, self->number, 9, WEIGHTS, false));
@@ -158,9 +158,9 @@ static void step_some(rank *self)
             OK(step_parameter(self->engine, reference.weights[w]));
         }
         OK(ms_engine_sync(self->engine));
-        ms_reducer_stats(s.reducer);
-        for (uint32_t b = 0; b < ms_reducer_buckets(s.reducer); b++) {
-            CHECK(ms_reducer_bucket_times(s.reducer, b, &times));
+        ms_gradient_source_stats(ms_reducer_source(s.reducer));
+        for (uint32_t b = 0; b < ms_gradient_source_buckets(ms_reducer_source(s.reducer)); b++) {
+            CHECK(ms_gradient_source_bucket_times(ms_reducer_source(s.reducer), b, &times));
             CHECK(times.ready_ns > 0 && times.ready_ns < 1800000000000u && times.reduce_ns > 0
                   && times.reduce_ns < 1800000000000u);
         }
@@ -184,7 +184,7 @@ static void fail_early(rank *self)
     stepper s = { .fails = MS_ERROR_STATE };
     OK(build(self, &m));
     OK(wrap(self, &m, (ms_reducer_options){ 0 }, &s.reducer));
-    ms_reducer_set_on_reduced(s.reducer, step_early, &s, NULL);
+    ms_gradient_source_set_on_reduced(ms_reducer_source(s.reducer), step_early, &s, NULL);
     OK(ms_reducer_forward(s.reducer, true));
     CHECK(pass(self, &m, 0, 0, WEIGHTS, false) == MS_ERROR_STATE
           && strstr(ms_engine_error(self->engine)->message, "says no"));

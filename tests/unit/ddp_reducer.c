@@ -11,7 +11,7 @@ static void train_some(rank *self)
     OK(build(self, &m));
     OK(build(self, &reference));
     OK(wrap(self, &m, (ms_reducer_options){ .cap_bytes = small_caps, .cap_count = 2 }, &reducer));
-    CHECK(ms_reducer_buckets(reducer) == 1);
+    CHECK(ms_gradient_source_buckets(ms_reducer_source(reducer)) == 1);
     for (uint32_t iteration = 0; iteration < 4; iteration++) {
         ms_comm_record(self->engine, true);
         OK(ms_reducer_forward(reducer, true));
@@ -19,17 +19,17 @@ static void train_some(rank *self)
         CHECK(before == (iteration == 1 ? 2u : 0u)); /* the rebuild's two broadcasts, once */
         OK(ms_reducer_forward_end(reducer));
         OK(pass(self, &m, self->number, iteration, WEIGHTS, false));
-        CHECK(ms_reducer_buckets(reducer) == (iteration == 0 ? 1u : 3u));
+        CHECK(ms_gradient_source_buckets(ms_reducer_source(reducer)) == (iteration == 0 ? 1u : 3u));
         /* One collective for each bucket and iteration. */
-        CHECK(ms_comm_record_count(self->engine) - before == ms_reducer_buckets(reducer));
-        for (uint32_t b = 0; b < ms_reducer_buckets(reducer); b++)
+        CHECK(ms_comm_record_count(self->engine) - before == ms_gradient_source_buckets(ms_reducer_source(reducer)));
+        for (uint32_t b = 0; b < ms_gradient_source_buckets(ms_reducer_source(reducer)); b++)
             CHECK(ms_comm_record_get(self->engine, before + b)->bucket == (int32_t)b);
         CHECK(reduced(self, &m, &reference, iteration, iteration));
-        OK(ms_reducer_step_end(reducer));
+        OK(ms_gradient_source_step_end(ms_reducer_source(reducer)));
         OK(ms_engine_sync(self->engine));
-        ms_pass_stats stats = ms_reducer_stats(reducer);
+        ms_pass_stats stats = ms_gradient_source_stats(ms_reducer_source(reducer));
         CHECK(stats.iterations == iteration + 1 && stats.timed == iteration + 1
-              && stats.calls == ms_reducer_buckets(reducer));
+              && stats.calls == ms_gradient_source_buckets(ms_reducer_source(reducer)));
         CHECK(stats.payload_bytes == 7528
               && llabs((long long)stats.wire_bytes
                        - (long long)(2 * 7528u * (self->ranks - 1) / self->ranks))
@@ -39,13 +39,13 @@ static void train_some(rank *self)
               && stats.step_ns > 0 && stats.step_ns < 1800000000000u);
         OK(clear(&m));
     }
-    CHECK(ms_reducer_is_rebuilt(reducer));
+    CHECK(ms_gradient_source_is_rebuilt(ms_reducer_source(reducer)));
     /* e (620 bytes) and d (1116) and c (1440): 2000 bytes are reached */
-    const ms_bucket *first = ms_reducer_bucket(reducer, 0);
+    const ms_bucket *first = ms_gradient_source_bucket(ms_reducer_source(reducer), 0);
     CHECK(first->count == 3 && first->parameters[0] == m.weights[4]
           && first->parameters[2] == m.weights[2] && !first->is_last);
     CHECK(ms_tensor_storage(first->gradients[0]) == ms_tensor_storage(first->flat));
-    CHECK(ms_reducer_bucket(reducer, 2)->is_last && ms_reducer_iterations(reducer) == 4);
+    CHECK(ms_gradient_source_bucket(ms_reducer_source(reducer), 2)->is_last && ms_gradient_source_passes(ms_reducer_source(reducer)) == 4);
     ms_reducer_free(reducer);
     drop(&m);
     drop(&reference);

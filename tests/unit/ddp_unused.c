@@ -35,11 +35,11 @@ static void leave_out_some(rank *self)
         }
         OK(ms_reducer_forward(reducer, true));
         bool known = false;
-        ms_reducer_is_used(reducer, 3, &known);
+        ms_gradient_source_is_used(ms_reducer_source(reducer), 3, &known);
         CHECK(known == (static_graph && iteration > 0));
         if (known)
-            CHECK(ms_reducer_is_used(reducer, 3, &known)
-                  && !ms_reducer_is_used(reducer, 4, &known));
+            CHECK(ms_gradient_source_is_used(ms_reducer_source(reducer), 3, &known)
+                  && !ms_gradient_source_is_used(ms_reducer_source(reducer), 4, &known));
         records = ms_comm_record_count(self->engine);
         OK(forward(self, &m, self->number, iteration, used, &loss));
         OK(ms_reducer_outputs(reducer, &loss, 1));
@@ -47,11 +47,11 @@ static void leave_out_some(rank *self)
         ms_tensor_release(loss);
         /* One collective for each bucket; one more shares which parameters were used. */
         CHECK(ms_comm_record_count(self->engine) - records
-              == ms_reducer_buckets(reducer) + (static_graph && iteration > 0 ? 0 : 1));
+              == ms_gradient_source_buckets(ms_reducer_source(reducer)) + (static_graph && iteration > 0 ? 0 : 1));
         OK(ms_tensor_read(ms_tensor_grad(m.weights[3]), got, ms_tensor_bytes(m.weights[3])));
         CHECK(got[0] != 0 && (ms_tensor_grad(m.weights[4]) != NULL) == (iteration == 3));
-        CHECK(ms_reducer_is_used(reducer, 3, &known) && known
-              && !ms_reducer_is_used(reducer, 4, &known) && known);
+        CHECK(ms_gradient_source_is_used(ms_reducer_source(reducer), 3, &known) && known
+              && !ms_gradient_source_is_used(ms_reducer_source(reducer), 4, &known) && known);
         if (iteration == 3) {
             OK(ms_tensor_read(ms_tensor_grad(m.weights[4]), local, sizeof old));
             CHECK(memcmp(local, old, sizeof old) == 0);

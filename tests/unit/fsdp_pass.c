@@ -69,7 +69,7 @@ static ms_status on_reduced(void *user, uint32_t bucket)
     calls *c = user;
     c->buckets[c->count++] = bucket;
     if (bucket == MS_REDUCED_ALL) return MS_OK;
-    const ms_bucket *of = ms_fsdp_bucket(c->n->fsdp, bucket);
+    const ms_bucket *of = ms_gradient_source_bucket(ms_fsdp_source(c->n->fsdp), bucket);
     for (uint32_t i = 0; i < of->count; i++) {
         assert_non_null(ms_tensor_grad(of->parameters[i]));
         if (c->consume) OK(ms_tensor_set_grad(of->parameters[i], NULL));
@@ -85,10 +85,10 @@ static void each_bucket_is_reported_once_its_reduction_is_enqueued(void **state)
     net n;
     OK(build(NULL, 2, true, &n));
     calls c = { .n = &n, .consume = true };
-    ms_fsdp_set_on_reduced(n.fsdp, on_reduced, &c, NULL);
-    assert_int_equal(ms_fsdp_buckets(n.fsdp), 2);
-    assert_null(ms_fsdp_bucket(n.fsdp, 2));
-    assert_int_equal(ms_fsdp_bucket(n.fsdp, 1)->parameters[0] == n.parameters[W2], true);
+    ms_gradient_source_set_on_reduced(ms_fsdp_source(n.fsdp), on_reduced, &c, NULL);
+    assert_int_equal(ms_gradient_source_buckets(ms_fsdp_source(n.fsdp)), 2);
+    assert_null(ms_gradient_source_bucket(ms_fsdp_source(n.fsdp), 2));
+    assert_int_equal(ms_gradient_source_bucket(ms_fsdp_source(n.fsdp), 1)->parameters[0] == n.parameters[W2], true);
     for (uint32_t i = 0; i < 2; i++) {
         OK(pass(&n));
         assert_int_equal(c.count, 3);
@@ -105,7 +105,7 @@ static void each_bucket_is_reported_once_its_reduction_is_enqueued(void **state)
     c.consume = false;
     OK(pass(&n));
     check_gradient(&n, W1, 3); /* of two passes: what was consumed is gone */
-    assert_int_equal(ms_fsdp_passes(n.fsdp), 3);
+    assert_int_equal(ms_gradient_source_passes(ms_fsdp_source(n.fsdp)), 3);
     finish(&n);
 }
 
@@ -119,10 +119,10 @@ static void only_the_next_gather_waits_for_a_step(void **state)
     _Atomic int open = 0;
     OK(build(NULL, 2, true, &n));
     calls c = { .n = &n, .consume = true, .gate = &open };
-    ms_fsdp_set_on_reduced(n.fsdp, on_reduced, &c, NULL);
+    ms_gradient_source_set_on_reduced(ms_fsdp_source(n.fsdp), on_reduced, &c, NULL);
     OK(pass(&n));
     OK(ms_point_sync(n.engine, ms_stream_last(ms_engine_current(n.engine))));
-    ms_fsdp_ready(n.fsdp, 0, ready);
+    ms_gradient_source_ready(ms_fsdp_source(n.fsdp), 0, ready);
     assert_true(ms_point_reached(n.engine, ready[0]));
     assert_false(ms_point_reached(n.engine, c.step));
     /* The root was not stepped: its gather does not wait. */
@@ -240,7 +240,7 @@ static void gradients_of_one_pass_of_several_are_not_clipped(void **state)
         OK(pass(&n));
         assert_int_equal(pass(&n), MS_ERROR_STATE);
         assert_non_null(strstr(ms_engine_error(n.engine)->message, "gradients of earlier passes"));
-        assert_non_null(strstr(ms_fsdp_error(n.fsdp), "gradients of earlier passes"));
+        assert_non_null(strstr(ms_gradient_source_error(ms_fsdp_source(n.fsdp)), "gradients of earlier passes"));
         finish(&n);
     }
 }
@@ -253,14 +253,14 @@ static void statistics_are_of_each_pass(void **state)
     net n;
     ms_bucket_times times;
     OK(build(NULL, 2, true, &n));
-    assert_int_equal(ms_fsdp_stats(n.fsdp).iterations, 0);
-    assert_false(ms_fsdp_bucket_times(n.fsdp, 0, &times));
+    assert_int_equal(ms_gradient_source_stats(ms_fsdp_source(n.fsdp)).iterations, 0);
+    assert_false(ms_gradient_source_bucket_times(ms_fsdp_source(n.fsdp), 0, &times));
     for (uint32_t i = 1; i <= 3; i++) {
         OK(pass(&n));
         OK(step(&n));
-        OK(ms_fsdp_step_end(n.fsdp));
+        OK(ms_gradient_source_step_end(ms_fsdp_source(n.fsdp)));
         OK(ms_engine_sync(n.engine));
-        ms_pass_stats stats = ms_fsdp_stats(n.fsdp);
+        ms_pass_stats stats = ms_gradient_source_stats(ms_fsdp_source(n.fsdp));
         ms_gather_stats gathers = ms_fsdp_gather_stats(n.fsdp);
         assert_true(stats.iterations == i && stats.timed == i && stats.calls == 2);
         /* 12 and 20 numbers. */
@@ -270,14 +270,14 @@ static void statistics_are_of_each_pass(void **state)
         assert_true(gathers.gather_ns > 0);
         assert_true(gathers.prefetch.hits == 1 && gathers.prefetch.misses == 0);
         assert_int_equal(gathers.prefetch.wasted_bytes, 0);
-        assert_true(ms_fsdp_bucket_times(n.fsdp, 0, &times) && times.reduce_ns > 0);
+        assert_true(ms_gradient_source_bucket_times(ms_fsdp_source(n.fsdp), 0, &times) && times.reduce_ns > 0);
     }
     /* A bucket that a pass leaves out keeps its times; calls are those of the pass. */
     OK(pass_of_root(&n));
-    OK(ms_fsdp_step_end(n.fsdp));
+    OK(ms_gradient_source_step_end(ms_fsdp_source(n.fsdp)));
     OK(ms_engine_sync(n.engine));
-    assert_int_equal(ms_fsdp_stats(n.fsdp).calls, 1);
-    assert_true(ms_fsdp_bucket_times(n.fsdp, 0, &times) && times.reduce_ns > 0);
+    assert_int_equal(ms_gradient_source_stats(ms_fsdp_source(n.fsdp)).calls, 1);
+    assert_true(ms_gradient_source_bucket_times(ms_fsdp_source(n.fsdp), 0, &times) && times.reduce_ns > 0);
     finish(&n);
 }
 

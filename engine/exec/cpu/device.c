@@ -223,7 +223,7 @@ static bool cpu_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *mo
         *moves += done + head;
         blocked |= atomic_load(&worker->host_awaits) > done;
         if (done >= head) continue;
-        uint64_t at = atomic_load(&worker->stands_at), seq = at & 0xffffffffffffu;
+        uint64_t at = atomic_load(&worker->waits_at), seq = at & 0xffffffffffffu;
         /* Not in a wait, so in a task, or between two slots. */
         if (!at) running++;
         else if (cpu_reached(engine->streams[at >> 48], seq)) return false;

@@ -115,7 +115,7 @@ typedef struct ms_cpu_stream {
     _Atomic uint64_t host_awaits; /* the number that the host blocks for; 0: it does not */
     /* Written by the worker: stream << 48 | sequence number that its slot waits for; 0: not
      * waiting. */
-    _Atomic uint64_t stands_at;
+    _Atomic uint64_t waits_at;
 } ms_cpu_stream;
 
 static inline ms_cpu *ms_cpu_of(const ms_engine *engine) { return engine->device_state; }

@@ -126,7 +126,7 @@ static void run_task(ms_cpu_stream *worker, ms_slot *slot, uint64_t seq)
     if (result == MS_TASK_FAILED) ms_stream_fail(worker->stream, seq, &worker->error, slot->script);
 }
 
-/* stands_at shows the deadlock detection what this stream waits for, while it waits. A failure of
+/* waits_at shows the deadlock detection what this stream waits for, while it waits. A failure of
  * the other stream is carried over afterwards. */
 static void run_wait(ms_cpu_stream *worker, const ms_slot *slot, uint64_t seq)
 {
@@ -134,10 +134,10 @@ static void run_wait(ms_cpu_stream *worker, const ms_slot *slot, uint64_t seq)
      * read. */
     ms_cpu_stream *of = ms_cpu_stream_of(slot->wait);
     if (atomic_load_explicit(&of->done, memory_order_acquire) < slot->wait_seq) {
-        atomic_store(&worker->stands_at,
+        atomic_store(&worker->waits_at,
                      (uint64_t)ms_stream_index(slot->wait) << 48 | slot->wait_seq);
         ms_worker_await(of, slot->wait_seq, ms_cpu_of(worker->own.engine)->spin);
-        atomic_store(&worker->stands_at, 0);
+        atomic_store(&worker->waits_at, 0);
     }
     ms_stream_fail_after(worker->stream, seq, slot->wait, slot->wait_seq);
 }

@@ -155,7 +155,7 @@ static ms_cuda_result open_host_tasks(ms_stream *stream)
         return MS_CUDA_OUT_OF_MEMORY;
     ms_cuda_host_tasks *host_tasks = memory;
     host_tasks->stream = stream;
-    if (context->os->thread_start(context->os->user, "errands", run_host_tasks, host_tasks,
+    if (context->os->thread_start(context->os->user, "host tasks", run_host_tasks, host_tasks,
                                   &host_tasks->thread)) {
         ms_release(context, host_tasks);
         return MS_CUDA_OUT_OF_MEMORY;

@@ -77,12 +77,9 @@ MS_API ms_status ms_reducer_new(ms_engine *engine, const ms_reducer_options *opt
 /* Removes everything that was installed; gradients stay, as tensors of their own. NULL is
  * allowed. */
 MS_API void ms_reducer_free(ms_reducer *reducer);
-
-/* For applications with garbage collection. Abandon says that the application no longer uses the
- * reducer; a finalizer may call it at any moment. Sweep frees abandoned reducers: call it at a
- * moment that does not depend on when the collector runs. */
-MS_API void ms_reducer_abandon(ms_reducer *reducer);
-MS_API void ms_reducer_sweep(ms_engine *engine);
+/* The reducer as a gradient source (hook.h), with which buckets, statistics and on_reduced are
+ * asked for; it ends with the reducer. */
+MS_API ms_gradient_source *ms_reducer_source(ms_reducer *reducer);
 
 /* Call before each forward that is followed by a backward. synchronize: that backward reduces;
  * otherwise its gradients stay on this rank and add up. MS_ERROR_STATE if parameters got no
@@ -97,11 +94,9 @@ MS_API ms_status ms_reducer_outputs(ms_reducer *reducer, ms_tensor *const *outpu
  * part in the reductions of their backward, with zeros, and leaves this rank's gradients as they
  * are. on_reduced is not called. */
 MS_API ms_status ms_reducer_shadow(ms_reducer *reducer);
-/* Call forward_end after the forward and step_end after the optimizer: they mark these moments for
- * ms_reducer_stats. Both are optional; without them the times of forward, backward and step are
- * 0. */
+/* Call forward_end after the forward: it marks this moment for statistics. Optional; without it the
+ * times of forward and backward are 0. */
 MS_API ms_status ms_reducer_forward_end(ms_reducer *reducer);
-MS_API ms_status ms_reducer_step_end(ms_reducer *reducer);
 /* Inside no_sync a backward that would reduce is an error, because its forward ran outside. Returns
  * the former setting. */
 MS_API bool ms_reducer_set_no_sync(ms_reducer *reducer, bool inside);
@@ -116,32 +111,6 @@ MS_API bool ms_reducer_waits(const ms_reducer *reducer);
 MS_API ms_status ms_reducer_settled(ms_reducer *reducer);
 /* The next synchronized backward logs the order of gradients, and the buckets are rebuilt by it. */
 MS_API void ms_reducer_rebuild(ms_reducer *reducer);
-
-/* For optimizers that step before backward ends. In a synchronized backward the host calls f(user,
- * index) for each bucket, in order of index, as soon as its reduction is enqueued. The gradients of
- * its parameters are then the reduced ones. They are complete at the points of ms_reducer_ready;
- * the current stream (the model's) has not waited for them. A task on another stream that reads
- * them waits automatically; in strict mode, C code must wait for the points. f may consume a
- * gradient (ms_tensor_set_grad NULL): the next backward writes its memory, after its readers. When
- * the current stream has waited for all results, f(user, MS_REDUCED_ALL) ends the pass. f must not
- * block; its error ends the job. f NULL: no more calls. free_user (may be NULL) is called with user
- * when f is replaced, or with the reducer's end. */
-MS_API void ms_reducer_set_on_reduced(ms_reducer *reducer, ms_reduced_function f, void *user,
-                                      void (*free_user)(void *user));
-/* Whether a parameter is used in this pass: by any rank if *known, which is then true on all ranks;
- * otherwise by this rank so far. It is known after the pass, in static graphs after the first pass,
- * and always where all parameters must be used. False past the last parameter. */
-MS_API bool ms_reducer_is_used(const ms_reducer *reducer, uint32_t position, bool *known);
-/* The points at which the result of a bucket of the last synchronized backward is complete: on the
- * communication stream, and on another stream that its hook has used (seq 0: none). */
-MS_API void ms_reducer_ready(const ms_reducer *reducer, uint32_t index, ms_point ready[2]);
-
-/* How often buckets were built; *passes: how many passes were reduced with the present ones. Both
- * are the same on all ranks between the same two passes. */
-MS_API uint64_t ms_reducer_layout(const ms_reducer *reducer, uint64_t *passes);
-/* Before ms_reducer_forward: blocks until the pass before the last has ended on the device. Its
- * times are then available on every rank, however fast the devices are. */
-MS_API ms_status ms_reducer_await_times(ms_reducer *reducer);
 
 /* For planned reducers: whether the next synchronized backward records the order of gradients and
  * when each one came. */
@@ -162,28 +131,6 @@ MS_API ms_group *ms_reducer_group(const ms_reducer *reducer);
 MS_API uint32_t ms_reducer_divisor(const ms_reducer *reducer);
 /* Takes effect with the next launch. */
 MS_API void ms_reducer_set_divisor(ms_reducer *reducer, uint32_t divisor);
-MS_API uint32_t ms_reducer_buckets(const ms_reducer *reducer);
-/* NULL past the last */
-MS_API const ms_bucket *ms_reducer_bucket(const ms_reducer *reducer, uint32_t index);
-/* Number of passes that were reduced. */
-MS_API uint64_t ms_reducer_iterations(const ms_reducer *reducer);
-MS_API bool ms_reducer_is_rebuilt(const ms_reducer *reducer);
-/* The error of the last reduction that failed on this rank; NULL: none has. Later successes do not
- * clear it. */
-MS_API const char *ms_reducer_error(const ms_reducer *reducer);
-
-/* Never waits. Counts are of the last synchronized pass, or, where ms_reducer_step_end is called,
- * of the last pass whose step has ended. */
-MS_API ms_pass_stats ms_reducer_stats(ms_reducer *reducer);
-/* What each link costs, in the same passes, where the chain has several; links count from 1.
- * ms_reducer_links: their number; 0: the chain has one link, or its hook does not call
- * ms_bucket_account. */
-MS_API uint32_t ms_reducer_links(const ms_reducer *reducer);
-MS_API ms_link_stats ms_reducer_link_stats(const ms_reducer *reducer, uint32_t link);
-/* Of the pass that has the times of the last ms_reducer_stats. False, and zeros, while no pass with
- * the present buckets was timed. */
-MS_API bool ms_reducer_bucket_times(const ms_reducer *reducer, uint32_t index,
-                                    ms_bucket_times *out);
 
 /* --------------------------------------------------------- at the beginning */
 

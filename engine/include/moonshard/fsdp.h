@@ -138,12 +138,12 @@ MS_API ms_status ms_fsdp_end_values(ms_fsdp *fsdp, uint32_t unit, bool copy);
 MS_API ms_status ms_fsdp_have_values(ms_fsdp *fsdp, uint32_t unit);
 /* Removes all that was installed. Parameters stay pieces. NULL is allowed. */
 MS_API void ms_fsdp_free(ms_fsdp *fsdp);
+/* The model as a gradient source (hook.h), with which buckets, statistics and on_reduced are asked
+ * for; it ends with the model. */
+MS_API ms_gradient_source *ms_fsdp_source(ms_fsdp *fsdp);
 /* Gathers all parameters for good, and drops their gradients; then the model is as if it had never
  * been wrapped, and `fsdp` can only be freed. All ranks call it, between passes. */
 MS_API ms_status ms_fsdp_unwrap(ms_fsdp *fsdp);
-/* For applications with garbage collection, as ms_reducer_abandon and ms_reducer_sweep. */
-MS_API void ms_fsdp_abandon(ms_fsdp *fsdp);
-MS_API void ms_fsdp_sweep(ms_engine *engine);
 /* The name of the first unit, among the sharded models of this engine, to whose parameters a
  * backward from this tensor comes: borrowed, NULL if there is none. Walks the whole graph. */
 MS_API ms_status ms_fsdp_reached(ms_engine *engine, ms_tensor *tensor, const char **unit);
@@ -364,37 +364,9 @@ MS_API bool ms_fsdp_unit_get(const ms_fsdp *fsdp, uint32_t unit, ms_fsdp_unit_in
  * called by itself, if none was begun since the last backward. */
 MS_API bool ms_fsdp_begins_pass(const ms_fsdp *fsdp, uint32_t unit);
 
-/* For optimizers that step before backward ends. In a backward that reduces the host calls f(user,
- * index) for each bucket as soon as its reduction is enqueued. The gradients of its pieces are then
- * the reduced ones, together with those of earlier passes that nothing has consumed. They are
- * complete at the points of ms_fsdp_ready; the model's stream has not waited for them. A unit that
- * no rank has used is not among the calls, and neither is one to which backward may come again (a
- * forward output without gradient, a recomputation; with find_unused, all units). When the model's
- * stream waits for all results, f(user, MS_REDUCED_ALL) ends the pass. Everything else is as for
- * ms_reducer_set_on_reduced. */
-MS_API void ms_fsdp_set_on_reduced(ms_fsdp *fsdp, ms_reduced_function f, void *user,
-                                   void (*free_user)(void *user));
 /* For on_reduced: it has stepped parameters of this bucket, or enqueued that. A gradient that comes
  * to them later in this backward, from outside of their unit, is an error then. */
 MS_API void ms_fsdp_note_step(ms_fsdp *fsdp);
-/* As ms_reducer_ready. */
-MS_API void ms_fsdp_ready(const ms_fsdp *fsdp, uint32_t index, ms_point ready[2]);
-MS_API uint32_t ms_fsdp_buckets(const ms_fsdp *fsdp);
-/* NULL past the last */
-MS_API const ms_bucket *ms_fsdp_bucket(const ms_fsdp *fsdp, uint32_t index);
-/* Number of passes that were reduced. */
-MS_API uint64_t ms_fsdp_passes(const ms_fsdp *fsdp);
-/* The error that has ended the job; NULL: none has. */
-MS_API const char *ms_fsdp_error(const ms_fsdp *fsdp);
-
-/* Statistics, as ms_reducer_stats, ms_reducer_links and so on. Call step_end after the optimizer.
- */
-MS_API ms_pass_stats ms_fsdp_stats(ms_fsdp *fsdp);
-MS_API uint32_t ms_fsdp_links(const ms_fsdp *fsdp);
-MS_API ms_link_stats ms_fsdp_link_stats(const ms_fsdp *fsdp, uint32_t link);
-MS_API bool ms_fsdp_bucket_times(const ms_fsdp *fsdp, uint32_t index, ms_bucket_times *out);
-MS_API ms_status ms_fsdp_await_times(ms_fsdp *fsdp);
-MS_API ms_status ms_fsdp_step_end(ms_fsdp *fsdp);
 
 /* Of the backward that began last, or, where something is gathered ahead in forward, of the pass;
  * of the last one before ms_fsdp_step_end, where that is called. */

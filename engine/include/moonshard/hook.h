@@ -406,6 +406,78 @@ typedef struct ms_bucket_times {
     uint64_t ready_ns, reduce_ns;
 } ms_bucket_times;
 
+/* --------------------------------------------------------- gradient sources */
+
+/* What reduces gradients by buckets: a reducer (ddp.h) or a sharded model (fsdp.h), which owns it.
+ * Optimizer overlap, planners and reports ask both in the same way. A sharded model's buckets are
+ * its trainable flat parameters. */
+typedef struct ms_gradient_source ms_gradient_source;
+
+MS_API uint32_t ms_gradient_source_buckets(const ms_gradient_source *source);
+/* NULL past the last */
+MS_API const ms_bucket *ms_gradient_source_bucket(const ms_gradient_source *source, uint32_t index);
+/* The points at which the result of a bucket of the last synchronized backward is complete: on the
+ * communication stream, and on another stream that its hook has used (seq 0: none). */
+MS_API void ms_gradient_source_ready(const ms_gradient_source *source, uint32_t index,
+                                     ms_point ready[2]);
+/* Number of passes that were reduced. */
+MS_API uint64_t ms_gradient_source_passes(const ms_gradient_source *source);
+/* How often buckets were built; *passes: how many passes were reduced with the present ones. Both
+ * are the same on all ranks between the same two passes. */
+MS_API uint64_t ms_gradient_source_layout(const ms_gradient_source *source, uint64_t *passes);
+/* Whether buckets were built again since the first ones. */
+MS_API bool ms_gradient_source_is_rebuilt(const ms_gradient_source *source);
+/* Whether a parameter is used in this pass: by any rank if *known, which is then true on all ranks;
+ * otherwise by this rank so far. It is known after the pass, in static graphs after the first pass,
+ * and always where all parameters must be used. False past the last parameter. */
+MS_API bool ms_gradient_source_is_used(const ms_gradient_source *source, uint32_t position,
+                                       bool *known);
+/* The error of the last reduction that failed on this rank; NULL: none has. Later successes do not
+ * clear it. */
+MS_API const char *ms_gradient_source_error(const ms_gradient_source *source);
+
+/* Never waits. Counts are of the last synchronized pass, or, where step_end is called, of the last
+ * pass whose step has ended. */
+MS_API ms_pass_stats ms_gradient_source_stats(ms_gradient_source *source);
+/* What each link costs, in the same passes, where the chain has several; links count from 1. The
+ * number of links is 0 where the chain has one link, or its hook does not call ms_bucket_account.
+ */
+MS_API uint32_t ms_gradient_source_links(const ms_gradient_source *source);
+MS_API ms_link_stats ms_gradient_source_link_stats(const ms_gradient_source *source, uint32_t link);
+/* Of the pass that has the times of the last stats. False, and zeros, while no pass with the
+ * present buckets was timed. */
+MS_API bool ms_gradient_source_bucket_times(const ms_gradient_source *source, uint32_t index,
+                                            ms_bucket_times *out);
+/* Before a forward: blocks until the pass before the last has ended on the device. Its times are
+ * then available on every rank, however fast the devices are. */
+MS_API ms_status ms_gradient_source_await_times(ms_gradient_source *source);
+/* After the optimizer: marks the end of the step for stats. Optional; without it the time of the
+ * step is 0. */
+MS_API ms_status ms_gradient_source_step_end(ms_gradient_source *source);
+
+/* For optimizers that step before backward ends. In a synchronized backward the host calls f(user,
+ * index) for each bucket, in order of index, as soon as its reduction is enqueued. The gradients of
+ * its parameters are then the reduced ones. They are complete at the points of ready; the current
+ * stream (the model's) has not waited for them. A task on another stream that reads them waits
+ * automatically; in strict mode, C code must wait for the points. f may consume a gradient
+ * (ms_tensor_set_grad NULL): the next backward writes its memory, after its readers. When the
+ * current stream has waited for all results, f(user, MS_REDUCED_ALL) ends the pass. f must not
+ * block; its error ends the job. f NULL: no more calls. free_user (may be NULL) is called with user
+ * when f is replaced, or with the source's end.
+ *
+ * Of a sharded model the gradients are those of its pieces, together with those of earlier passes
+ * that nothing has consumed. A unit that no rank has used is not among the calls, and neither is
+ * one to which backward may come again (a forward output without gradient, a recomputation; with
+ * find_unused, all units). */
+MS_API void ms_gradient_source_set_on_reduced(ms_gradient_source *source, ms_reduced_function f,
+                                              void *user, void (*free_user)(void *user));
+
+/* For applications with garbage collection. Abandon says that the application no longer uses the
+ * reducer or the model; a finalizer may call it at any moment. Sweep frees what was abandoned: call
+ * it at a moment that does not depend on when the collector runs. */
+MS_API void ms_gradient_source_abandon(ms_gradient_source *source);
+MS_API void ms_gradient_sources_sweep(ms_engine *engine);
+
 #ifdef __cplusplus
 }
 #endif

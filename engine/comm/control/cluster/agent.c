@@ -55,7 +55,7 @@ static void no_close(ms_replication *replication) { (void)replication; }
 
 /* A name that no other job has. It is no file, since an agent that is killed could not remove it.
  */
-static ms_status open_door(ms_agent *agent)
+static ms_status open_local_socket(ms_agent *agent)
 {
     const ms_os *os = agent->os;
     uint64_t name = 0;
@@ -132,12 +132,12 @@ ms_status ms_agent_open(ms_context *context, ms_agent_options *options, ms_agent
     ms_status status = make(context, options, &agent);
     if (status) return status;
     const ms_os *os = agent->os;
-    status = open_door(agent);
+    status = open_local_socket(agent);
     if (!status && agent->node == 0 && agent->nodes > 1) status = open_port(agent, options);
     agent->port = options->endpoint.port;
     if (!status && options->alone
         && os->shared_claim(os->user, agent->files->control_file, agent->ranks) == 0)
-        atomic_store(&agent->control->kept, 1);
+        atomic_store(&agent->control->agent_claimed, 1);
     if (status) ms_agent_close(agent);
     else *out = agent;
     return status;

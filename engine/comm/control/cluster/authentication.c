@@ -7,15 +7,15 @@
 #include <nettle/version.h>
 #include <string.h>
 
-/* Fields have fixed sizes, and each use has its own label, so that no two claims have the same
+/* Fields have fixed sizes, and each use has its own label, so that no two messages have the same
  * bytes. */
-typedef struct ms_claim {
+typedef struct ms_proof_message {
     char label[16];
     uint32_t kind, side, number, zero;
     /* The nonce of the caller, and that of the listener. */
-    uint8_t connections[MS_NONCE_BYTES], nodes[MS_NONCE_BYTES];
-} ms_claim;
-_Static_assert(sizeof(ms_claim) == 32 + 2 * MS_NONCE_BYTES, "a claim has no padding");
+    uint8_t caller[MS_NONCE_BYTES], listener[MS_NONCE_BYTES];
+} ms_proof_message;
+_Static_assert(sizeof(ms_proof_message) == 32 + 2 * MS_NONCE_BYTES, "a message has no padding");
 
 typedef struct ms_derivation {
     char label[16];
@@ -39,11 +39,11 @@ _Static_assert(SHA256_DIGEST_SIZE == MS_ANSWER_BYTES && SHA256_DIGEST_SIZE == MS
 void ms_proof_answer(const uint8_t *token, ms_proof_side side, const ms_greeting *greeting,
                      const ms_challenge *challenge, uint8_t answer[MS_ANSWER_BYTES])
 {
-    ms_claim claim = {
+    ms_proof_message claim = {
         .label = "moonshard proof", .kind = greeting->kind, .side = side, .number = greeting->number
     };
-    memcpy(claim.connections, greeting->nonce, MS_NONCE_BYTES);
-    memcpy(claim.nodes, challenge->nonce, MS_NONCE_BYTES);
+    memcpy(claim.caller, greeting->nonce, MS_NONCE_BYTES);
+    memcpy(claim.listener, challenge->nonce, MS_NONCE_BYTES);
     hmac(token, &claim, sizeof claim, answer);
 }
 

@@ -84,7 +84,7 @@ static bool add(answer *to, const void *entry, size_t bytes, uint32_t *count)
 }
 
 /* Calls that a rank has entered and not left. */
-static bool add_stands(const ms_agent *agent, uint32_t rank, answer *to)
+static bool add_calls(const ms_agent *agent, uint32_t rank, answer *to)
 {
     uint64_t flights = atomic_load(&agent->control->lines[rank].flights);
     for (uint64_t i = flights < MS_FLIGHTS ? 0 : flights - MS_FLIGHTS; i < flights; i++) {
@@ -147,7 +147,7 @@ static void reply(ms_agent *agent, bool waits, bool with_places)
         bool fits = true;
         for (uint32_t r = 0; r < agent->ranks && fits; r++)
             if (ms_shm_is_here(agent->control, r) && !has_left(agent, r))
-                fits = add_stands(agent, r, full);
+                fits = add_calls(agent, r, full);
         if (!fits || !add_marks(agent, full))
             full->head.waits = full->head.calls = full->head.counts = full->bytes = 0;
     }

@@ -15,22 +15,22 @@
 #include "comm/control/shm/liveness.h"
 #include "comm/mpi/progress_thread.h"
 
-#define MS_DOOR_MAGIC 0x31524f4f4444534dull /* "MSDDOOR1" */
-#define MS_DOOR_SILENCE_NS ((uint64_t)5 * 1000000000)
-#define MS_DOOR_RETRY_NS ((uint64_t)5 * 1000000)
+#define MS_LOCAL_SOCKET_MAGIC 0x31524f4f4444534dull /* "MSDDOOR1" */
+#define MS_LOCAL_SOCKET_SILENCE_NS ((uint64_t)5 * 1000000000)
+#define MS_LOCAL_SOCKET_RETRY_NS ((uint64_t)5 * 1000000)
 /* For news of rank 0, where MPI_Finalize hangs. */
 #define MS_RANK_0_NS ((uint64_t)2000000000)
 /* The most that a rank tells at once. */
 #define MS_TELL_MOST 4096
 
 /* What a rank says at the local socket, and what it is answered. */
-typedef struct ms_door_body {
+typedef struct ms_local_rank_body {
     uint64_t magic;
     char version[16];
     uint32_t rank, ranks;
     int64_t process;
     char refusal[160]; /* of the agent; "": welcome */
-} ms_door_body;
+} ms_local_rank_body;
 
 /* A part of the control file as the rank has written it. A message of one byte tells nothing: the
  * agent is to look. */
@@ -71,9 +71,9 @@ static void hear(void *argument)
 }
 
 /* Why a process that has connected is not admitted; NULL: it is. */
-static const char *refusal_of(const ms_agent *agent, const ms_door_body *hello, int64_t bytes)
+static const char *refusal_of(const ms_agent *agent, const ms_local_rank_body *hello, int64_t bytes)
 {
-    if (bytes != (int64_t)sizeof *hello || hello->magic != MS_DOOR_MAGIC)
+    if (bytes != (int64_t)sizeof *hello || hello->magic != MS_LOCAL_SOCKET_MAGIC)
         return "it is no rank of Moonshard";
     if (strncmp(hello->version, ms_version(), sizeof hello->version) != 0)
         return "it is of another version of Moonshard";
@@ -88,11 +88,11 @@ static const char *refusal_of(const ms_agent *agent, const ms_door_body *hello, 
 static void receive_one(ms_agent *agent, ms_file *socket, uint32_t *arrived)
 {
     const ms_os *os = agent->os;
-    ms_door_body hello = { .magic = 0 }, answer = { .magic = MS_DOOR_MAGIC };
+    ms_local_rank_body hello = { .magic = 0 }, answer = { .magic = MS_LOCAL_SOCKET_MAGIC };
     ms_file *files[MS_LOCAL_RANKS_MAX + 1];
     uint32_t brought = 0;
-    int64_t bytes = os->socket_receive(os->user, socket, &hello, sizeof hello, MS_DOOR_SILENCE_NS,
-                                       files, 0, &brought);
+    int64_t bytes = os->socket_receive(os->user, socket, &hello, sizeof hello,
+                                       MS_LOCAL_SOCKET_SILENCE_NS, files, 0, &brought);
     const char *refusal = refusal_of(agent, &hello, bytes);
     snprintf(answer.version, sizeof answer.version, "%s", ms_version());
     if (refusal) {
@@ -214,7 +214,7 @@ static void await_others(ms_rank_replication *own, ms_finished how_far)
                && !atomic_load(&control->lines[r].gone) && !ms_shm_ended(control)
                && !ms_liveness_of_agent(own->files)) {
             ms_word never = 0;
-            ms_futex_wait(&never, 0, MS_DOOR_RETRY_NS);
+            ms_futex_wait(&never, 0, MS_LOCAL_SOCKET_RETRY_NS);
         }
 }
 
@@ -238,7 +238,7 @@ static bool rank_0_tells(ms_rank_replication *own)
     while (!atomic_load(&first->hangs) && !atomic_load(&first->gone)
            && own->os->monotonic_ns(own->os->user) < limit) {
         ms_word never = 0;
-        ms_futex_wait(&never, 0, MS_DOOR_RETRY_NS);
+        ms_futex_wait(&never, 0, MS_LOCAL_SOCKET_RETRY_NS);
     }
     return atomic_load(&first->hangs);
 }
@@ -277,8 +277,8 @@ static void close_replication(ms_replication *replication)
 }
 
 /* The agent's socket may not be there yet. */
-static ms_status find_door(ms_context *context, const char *local_socket, uint64_t limit,
-                           ms_file **out)
+static ms_status find_local_socket(ms_context *context, const char *local_socket, uint64_t limit,
+                                   ms_file **out)
 {
     const ms_os *os = context->os;
     for (;;) {
@@ -289,7 +289,7 @@ static ms_status find_door(ms_context *context, const char *local_socket, uint64
         if (os->monotonic_ns(os->user) >= limit)
             return ms_fail(context, MS_ERROR_TIMEOUT, "no keeper listens at %s", local_socket);
         ms_word never = 0;
-        ms_futex_wait(&never, 0, MS_DOOR_RETRY_NS);
+        ms_futex_wait(&never, 0, MS_LOCAL_SOCKET_RETRY_NS);
     }
 }
 
@@ -332,14 +332,14 @@ ms_status ms_cluster_enter(ms_context *context, const char *local_socket, uint32
     const ms_os *os = context->os;
     ms_file *socket = NULL, *files[MS_LOCAL_RANKS_MAX + 1];
     uint32_t count = 0;
-    ms_door_body hello = { .magic = MS_DOOR_MAGIC,
-                           .rank = rank,
-                           .ranks = ranks,
-                           .process = os->process_id(os->user) },
-                 answer = { .magic = 0 };
+    ms_local_rank_body hello = { .magic = MS_LOCAL_SOCKET_MAGIC,
+                                 .rank = rank,
+                                 .ranks = ranks,
+                                 .process = os->process_id(os->user) },
+                       answer = { .magic = 0 };
     snprintf(hello.version, sizeof hello.version, "%s", ms_version());
     ms_status status =
-        find_door(context, local_socket, os->monotonic_ns(os->user) + timeout_ns, &socket);
+        find_local_socket(context, local_socket, os->monotonic_ns(os->user) + timeout_ns, &socket);
     if (status) return status;
     int64_t bytes = os->socket_send(os->user, socket, &hello, sizeof hello, NULL, 0);
     if (!bytes)
@@ -350,7 +350,7 @@ ms_status ms_cluster_enter(ms_context *context, const char *local_socket, uint32
         status = ms_fail(context, MS_ERROR_ABORTED, "the keeper has given up");
     else if (bytes < 0)
         status = ms_fail_os(context, (int)bytes, "no answer of the keeper at", local_socket);
-    else if (bytes != (int64_t)sizeof answer || answer.magic != MS_DOOR_MAGIC)
+    else if (bytes != (int64_t)sizeof answer || answer.magic != MS_LOCAL_SOCKET_MAGIC)
         status = ms_fail(context, MS_ERROR_CORRUPT, "%s is not the door of a keeper", local_socket);
     else if (*answer.refusal)
         status = ms_fail(context, MS_ERROR_ARGUMENT, "the keeper refuses this process: %s",

@@ -58,7 +58,7 @@ void ms_liveness_look(ms_shm_rank *self, uint32_t rank)
 bool ms_liveness_of_agent(const ms_shm_files *files)
 {
     const ms_os *os = files->base.os;
-    return atomic_load(&files->control->kept)
+    return atomic_load(&files->control->agent_claimed)
            && os->shared_is_claimed(os->user, files->control_file, files->control->ranks) == 0;
 }
 

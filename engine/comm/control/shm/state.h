@@ -169,11 +169,11 @@ typedef struct ms_control_file {
     uint32_t nodes, here;
     uint16_t node_of[MS_LOCAL_RANKS_MAX];
     char node_names[MS_LOCAL_RANKS_MAX][MS_NODE_NAME_BYTES];
-    bool crowded;      /* more threads of this node's ranks want to run than it has cores */
-    ms_word kept;      /* the place of the agent in this file is claimed while it lives */
-    bool sum_by_ranks; /* as in the options */
-    bool unsupervised; /* no launcher started the ranks: they detect each other's death */
-    ms_word judged;    /* a supervisor decides about ranks that show no progress */
+    bool crowded;          /* more threads of this node's ranks want to run than it has cores */
+    ms_word agent_claimed; /* the place of the agent in this file is claimed while it lives */
+    bool sum_by_ranks;     /* as in the options */
+    bool unsupervised;     /* no launcher started the ranks: they detect each other's death */
+    ms_word judged;        /* a supervisor decides about ranks that show no progress */
     ms_request_line requests[MS_REQUESTS];
     ms_word reported; /* over several nodes: the report of the job's end is written */
     ms_word folder_set;

@@ -32,7 +32,7 @@
 /* Tags: one for each channel, one for what senders and one for what receivers of pairs send. */
 #define MS_TAG_SENDERS (MS_GROUPS_MAX * MS_CHANNELS)
 #define MS_TAG_RECEIVERS (MS_TAG_SENDERS + 1)
-_Static_assert(MS_TAG_RECEIVERS < MS_MPI_TAG_MAX, "every lane has a tag");
+_Static_assert(MS_TAG_RECEIVERS < MS_MPI_TAG_MAX, "every channel has a tag");
 /* Messages of a call, in the most uneven layout. With each other member there are a header message
  * in each direction, of two messages, and a piece in each direction for each half of a staging
  * area. A stream runs one call at a time. A send or a receive has two header messages and a

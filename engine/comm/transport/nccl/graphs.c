@@ -40,12 +40,12 @@ static bool is_same(const ms_comm_args *a, const ms_comm_args *b)
 
 static ms_nccl_graph *find(const ms_communicator *communicator, const ms_comm_args *args)
 {
-    ms_nccl_graph *kept = atomic_load(&communicator->kept);
-    while (kept && !is_same(&kept->call, args)) kept = kept->next;
-    return kept;
+    ms_nccl_graph *graph = atomic_load(&communicator->graphs);
+    while (graph && !is_same(&graph->call, args)) graph = graph->next;
+    return graph;
 }
 
-static bool may_be_kept(const ms_comm_args *args)
+static bool may_be_graph(const ms_comm_args *args)
 {
     const ms_nccl_group *own = args->group->transport_state;
     return own->registers; /* each member is a process */
@@ -53,51 +53,51 @@ static bool may_be_kept(const ms_comm_args *args)
 
 void ms_nccl_choose(ms_comm_args *args)
 {
-    if (!may_be_kept(args)) return;
-    const ms_nccl_graph *kept = find(ms_nccl_communicator_of(args), args);
-    args->graph = kept && kept->times >= TIMES ? kept->number : 0;
+    if (!may_be_graph(args)) return;
+    const ms_nccl_graph *graph = find(ms_nccl_communicator_of(args), args);
+    args->graph = graph && graph->times >= TIMES ? graph->number : 0;
 }
 
 /* Without memory for it the call stays what it is on this rank, and control finds the difference.
  */
 void ms_nccl_chosen(const ms_comm_args *args)
 {
-    if (!may_be_kept(args) || args->graph) return;
+    if (!may_be_graph(args) || args->graph) return;
     void *memory = NULL;
     ms_communicator *to = ms_nccl_communicator_of(args);
-    ms_nccl_graph *kept = find(to, args);
-    if (kept) {
-        kept->times++;
+    ms_nccl_graph *graph = find(to, args);
+    if (graph) {
+        graph->times++;
         return;
     }
-    ms_nccl_graph *newest = atomic_load(&to->kept);
+    ms_nccl_graph *newest = atomic_load(&to->graphs);
     uint32_t number = newest ? newest->number + 1 : 1;
     if (number > MOST) return;
-    if (ms_allocate(ms_engine_context(args->group->comm->engine), sizeof *kept, "call", &memory))
+    if (ms_allocate(ms_engine_context(args->group->comm->engine), sizeof *graph, "call", &memory))
         return;
-    kept = memory;
-    *kept = (ms_nccl_graph){ .next = newest, .number = number, .times = 1, .call = *args };
-    atomic_store(&to->kept, kept);
+    graph = memory;
+    *graph = (ms_nccl_graph){ .next = newest, .number = number, .times = 1, .call = *args };
+    atomic_store(&to->graphs, graph);
 }
 
 ms_nccl_graph *ms_nccl_graph_of(const ms_comm_args *args)
 {
-    ms_nccl_graph *kept = atomic_load(&ms_nccl_communicator_of(args)->kept);
-    while (kept->number != args->graph) kept = kept->next;
-    return kept;
+    ms_nccl_graph *graph = atomic_load(&ms_nccl_communicator_of(args)->graphs);
+    while (graph->number != args->graph) graph = graph->next;
+    return graph;
 }
 
 /* On the watchdog's thread. After given_up the host may already have freed the engine, so the
  * graphs are left alone. */
 void ms_nccl_graph_drop(ms_nccl *nccl, ms_communicator *communicator)
 {
-    for (ms_nccl_graph *k = atomic_load(&communicator->kept); k; k = k->next)
+    for (ms_nccl_graph *k = atomic_load(&communicator->graphs); k; k = k->next)
         if (k->graph && !atomic_load(&nccl->given_up)) k->drop(k->graph);
 }
 
 void ms_nccl_graph_free(const ms_nccl *nccl, ms_communicator *communicator)
 {
-    for (ms_nccl_graph *k = atomic_exchange(&communicator->kept, NULL), *next; k; k = next) {
+    for (ms_nccl_graph *k = atomic_exchange(&communicator->graphs, NULL), *next; k; k = next) {
         next = k->next;
         if (k->graph) k->free(nccl->comm->engine, k->graph);
         ms_release(ms_engine_context(nccl->comm->engine), k);

@@ -107,7 +107,7 @@ typedef struct ms_communicator {
     const ms_nccl_range *registered; /* this range and those after it are */
     ms_nccl_watched watched;         /* of the host's side of a call */
     ms_nccl_in_flight *flights;      /* on the GPU, the oldest first; under the lock of `watched` */
-    _Atomic(ms_nccl_graph *) kept;   /* of the host thread, the newest first; only added to */
+    _Atomic(ms_nccl_graph *) graphs; /* of the host thread, the newest first; only added to */
 } ms_communicator;
 
 /* ms_group.transport_state. */

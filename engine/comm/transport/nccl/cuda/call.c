@@ -41,16 +41,16 @@ static void let_go(ms_engine *engine, void *graph) { ms_cuda_captured_work_free(
 /* The same as a graph, which is captured when it comes for the first time. */
 static void put_graph(ms_cuda_work *work, ms_nccl_in_flight *flight)
 {
-    ms_nccl_graph *kept = ms_nccl_graph_of(&flight->args);
-    if (!kept->graph) {
+    ms_nccl_graph *graph = ms_nccl_graph_of(&flight->args);
+    if (!graph->graph) {
         if (!ms_cuda_work_capture_begin(work)) return;
         put(work, flight, NULL);
-        kept->graph = ms_cuda_work_capture_end(work);
-        kept->drop = drop;
-        kept->free = let_go;
-        if (!kept->graph) return;
+        graph->graph = ms_cuda_work_capture_end(work);
+        graph->drop = drop;
+        graph->free = let_go;
+        if (!graph->graph) return;
     }
-    ms_cuda_work_update(work, kept->graph);
+    ms_cuda_work_update(work, graph->graph);
     tell(work, &flight->started);
     tell(work, &flight->ended);
     ms_cuda_work_launch(work);
