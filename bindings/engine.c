@@ -133,18 +133,24 @@ static void refuse_mpi_options(lua_State *L)
     lua_pop(L, (int)(sizeof names / sizeof *names));
 }
 
+/* The fields of ms_engine_options that are flags: a new one needs its name here. */
+#define FLAGS(F) F(strict) F(pin) F(for_gpu) F(tf32)
+
 /* core.configure{ device=, threads=, strict=, seed=, pin=, cpu=, memory_bytes=, group=, rank=,
  * world_size=, rendezvous=, hosts=, sum_by_ranks=, rates=, share_gpu=, for_gpu=, near_gpu=,
  * tf32= }: settings for the engine that starts at first use. runtime->settings is written last, so
  * that an option that is wrong leaves the settings of the environment. */
 static int configure(lua_State *L)
 {
+    /* clang-format off */
+#define NAME(flag) #flag,
     static const char *const keys[] = {
-        "device",    "threads",   "strict",     "seed",         "pin",   "cpu",     "memory_bytes",
-        "group",     "rank",      "world_size", "rendezvous",   "rates", "hosts",   "sum_by_ranks",
-        "sum_order", "interface", "port",       "init_timeout", "lost",  "timeout", "share_gpu",
-        "for_gpu",   "near_gpu",  "tf32",       "stuck",        NULL
+        FLAGS(NAME) "device", "threads", "seed", "cpu", "memory_bytes", "group", "rank",
+        "world_size", "rendezvous", "rates", "hosts", "sum_by_ranks", "sum_order", "interface",
+        "port", "init_timeout", "lost", "timeout", "share_gpu", "near_gpu", "stuck", NULL
     };
+#undef NAME
+    /* clang-format on */
     ms_runtime *runtime = ms_lua_runtime(L);
     luaL_checktype(L, 1, LUA_TTABLE);
     ms_lua_known_keys(L, 1, keys, "option of init");
@@ -154,10 +160,9 @@ static int configure(lua_State *L)
         return ms_lua_error(L, "init: the engine runs already; call ms.init before anything else");
     ms_engine_options settings = runtime->settings;
     settings.threads = (uint32_t)ms_lua_field_integer(L, 1, "threads", settings.threads, 0, 1024);
-    settings.strict = ms_lua_field_boolean(L, 1, "strict", settings.strict);
-    settings.pin = ms_lua_field_boolean(L, 1, "pin", settings.pin);
-    settings.for_gpu = ms_lua_field_boolean(L, 1, "for_gpu", settings.for_gpu);
-    settings.tf32 = ms_lua_field_boolean(L, 1, "tf32", settings.tf32);
+#define READ(flag) settings.flag = ms_lua_field_boolean(L, 1, #flag, settings.flag);
+    FLAGS(READ)
+#undef READ
     settings.seed =
         (uint64_t)ms_lua_field_integer(L, 1, "seed", (int64_t)settings.seed, INT64_MIN, INT64_MAX);
     settings.memory_bytes = (uint64_t)ms_lua_field_integer(

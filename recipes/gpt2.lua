@@ -133,11 +133,4 @@ local result = ms.train {
   save = { every = cfg.every.save, last = 2 },
   resume = cfg.resume, run = cfg.run ~= "" and cfg.run or nil,
 }
-if adapts then
-  assert(model:save_adapters(result.run .. "/adapter"))
-  ms.log("the adapters are in %s/adapter", result.run)
-  model = model:merge_adapters()
-end
-assert(model:save(result.run .. "/model"))
-if result.valid then ms.log("validation loss %.4f nats per token", result.valid.loss) end
-ms.log("the model is in %s/model", result.run)
+ms.scripts.save(result, model, adapts)

@@ -104,7 +104,7 @@ ms_status ms_storage_refill_in(ms_storage *storage, ms_stream *stream, ms_static
     if (status) return status;
     if (!ms_static_block_fits(fixed, storage))
         return ms_engine_fail(storage->engine, MS_ERROR_STATE,
-                              "a storage of %zu bytes cannot use a fixed of %zu bytes%s",
+                              "a storage of %zu bytes cannot use a room of %zu bytes%s",
                               storage->bytes, fixed->bytes,
                               fixed->storage                 ? ": another one does"
                               : fixed->pool != storage->pool ? " of another pool"

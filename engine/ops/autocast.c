@@ -29,7 +29,7 @@ ms_dtype ms_engine_autocast(const ms_engine *engine)
     return state ? state->autocast : MS_F32;
 }
 
-/* Without memory for the state the order of sums stays fixed. */
+/* If the state cannot be allocated, attention keeps the deterministic order. */
 void ms_engine_set_fast_attention(ms_engine *engine, bool fast)
 {
     ms_tensor_state *state = NULL;

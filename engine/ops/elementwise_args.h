@@ -1,5 +1,5 @@
-/* elementwise_args.h: one function of up to three operands at each position: arguments of the kernels,
- * and how operators call them. */
+/* elementwise_args.h: one function of up to three operands at each position: arguments of the
+ * kernels, and how operators call them. */
 #ifndef MOONSHARD_OPS_ELEMENTWISE_ARGS_H
 #define MOONSHARD_OPS_ELEMENTWISE_ARGS_H
 

@@ -30,8 +30,6 @@ function ms.init(settings)
   return core.configure(settings)
 end
 
---- Moves parameters into one storage, and returns it as a 1-D tensor that they are views of. Of a
---- unit of a sharded model: its shard on this rank, which has them already.
 ---@param parameters ms.Parameter[]
 ---@return ms.Tensor
 function ms.flat(parameters)
@@ -50,8 +48,6 @@ function ms.flat(parameters)
   return first and first.model.sharded:flat(parameters) or core.flat(parameters)
 end
 
---- Runs f(...) without storing its activations; backward runs it again, with the same random
---- numbers.
 ---@param f function
 ---@param ... any
 ---@return any ...
@@ -66,8 +62,6 @@ function ms.rank() return core.world():rank() end
 ---@return integer how many ranks there are
 function ms.world_size() return core.world():size() end
 
---- Makes `name` the current device inside f; without f, returns the current one. An engine has one
---- device, and "meta", where tensors have a shape and no memory.
 ---@param name? string
 ---@param f? function
 function ms.device(name, f)

@@ -81,7 +81,8 @@
 --- same data. "mpi": this process is one of those that mpirun or srun has started, on one host or
 --- several. The program `moonshard`, which watches them, must be installed with the library, or
 --- MOONSHARD_PROGRAM names it. A script ends by returning, or by `os.exit(code, true)`. When the
---- job ends with an error, each process ends with its code. Unless given: one rank alone.
+--- job ends with an error, each process ends with its code. If the processes cannot meet, each ends
+--- with code 2, and one message says why. Unless given: one rank alone.
 ---@field group? "local"|"nccl"|"fake"|"mpi"
 ---@field rank? integer                of this process, from 0; only with group
 ---@field world_size? integer          number of ranks; needed with group
@@ -141,9 +142,10 @@
 ---@class ms
 --- Bytes on the current device. live: tensors, without the kernels' scratch memory; peak: the
 --- greatest `live` since the start or reset_peak; reserved: live plus memory that the pool keeps.
---- The pool keeps what the steps of a run need, whatever streams they use, and levels after about a
---- hundred of equal steps. waits: how often a stream waited for another one to hand over memory.
---- offload_live, offload_peak: of what is offloaded, which the other numbers do not include.
+--- The pool keeps what the steps of a run need, on all streams that they use, and levels after
+--- about a hundred of equal steps. waits: how often a stream waited for another one to hand over
+--- memory. offload_live, offload_peak: of what is offloaded, which the other numbers do not
+--- include.
 --- ```lua
 --- local before = ms.memory().live
 --- local t = ms.zeros { 1024 }
@@ -253,6 +255,7 @@
 --- ```
 ---@field warn fun(format: string, ...: any)
 --- `pairs` in the order of keys, which is the same on all ranks and in all runs, unlike `pairs`.
+--- Numbers come before strings.
 --- ```lua
 --- local names = {}
 --- for name in ms.sorted_pairs { b = 1, a = 2, c = 3 } do names[#names + 1] = name end

@@ -6,8 +6,6 @@ local argument = options_of.argument
 ---@class ms.safetensors
 local safetensors = {}
 
---- Reads all tensors of a file, or those of `names`. A file that breaks a rule of the format is
---- refused as a whole.
 ---@param path string
 ---@param names? string[] only these; "not_found" if one is missing
 ---@return table<string, ms.Tensor>? tensors
@@ -37,8 +35,6 @@ function safetensors.load(path, names)
   return tensors, metadata
 end
 
---- Writes a file that appears as a whole or not at all; **blocks** until the tensors have their
---- values. The same tensors give the same file.
 ---@param path string
 ---@param tensors table<string, ms.Tensor>
 ---@param metadata? table<string, string>
@@ -74,8 +70,6 @@ function safetensors.save(path, tensors, metadata)
   return core.safetensors_save(path, names, list, flat)
 end
 
---- Dtypes and shapes of a file's tensors, without reading their data. A dtype may be one that
---- cannot be loaded, such as "f64".
 ---@param path string
 ---@return table<string, { dtype: string, shape: integer[] }>?
 ---@return table<string, string>|string metadata on failure the message

@@ -54,7 +54,6 @@ function trace._sweep(file, count)
   end
 end
 
---- Starts recording all tasks of all streams; stop writes them to path.
 ---@param file string
 ---@return true?, string?, string?
 function trace.start(file)
@@ -144,7 +143,6 @@ local function lines_of(records, ranges)
   return lines
 end
 
---- Writes the file.
 ---@return true?, string?, string?
 function trace.stop()
   if not path then return nil, "trace: none runs", "not_found" end
@@ -157,8 +155,6 @@ function trace.stop()
   return ok, message, code
 end
 
---- Runs f and returns its results. The trace shows the work that f enqueues as a range of this
---- name.
 ---@param name string
 ---@param f function
 function trace.range(name, f)

@@ -9,7 +9,8 @@
 -- layer defines. A knot is cut by moving code to the file that it belongs to, not by a function
 -- pointer that has a single target.
 
-local ranks = dofile(arg[0]:gsub("[^/]*$", "ranks.lua"))
+local ranks = dofile((arg[0]:gsub("[^/]*$", "ranks.lua")))
+local knots = dofile((arg[0]:gsub("[^/]*$", "knots.lua")))
 local build, nm = arg[1], arg[2] or "nm"
 
 -- Files of one layer that may reach each other.
@@ -68,66 +69,15 @@ local function graph_of(uses, definitions)
   return graph
 end
 
-local function sorted_keys(set)
-  local keys = {}
-  for key in pairs(set) do keys[#keys + 1] = key end
-  table.sort(keys)
-  return keys
-end
-
--- Strongly connected components of more than one file, by Tarjan's algorithm.
-local function knots_of(graph)
-  local index, low, stack, on_stack, knots, count = {}, {}, {}, {}, {}, 0
-  local function visit(file)
-    count = count + 1
-    index[file], low[file] = count, count
-    stack[#stack + 1], on_stack[file] = file, true
-    for _, other in ipairs(sorted_keys(graph[file])) do
-      if not index[other] then
-        visit(other)
-        low[file] = math.min(low[file], low[other])
-      elseif on_stack[other] then
-        low[file] = math.min(low[file], index[other])
-      end
-    end
-    if low[file] ~= index[file] then return end
-    local knot = {}
-    repeat
-      local member = table.remove(stack)
-      on_stack[member] = nil
-      knot[#knot + 1] = member
-    until member == file
-    table.sort(knot)
-    if #knot > 1 then knots[#knots + 1] = knot end
-  end
-  for _, file in ipairs(sorted_keys(graph)) do
-    if not index[file] then visit(file) end
-  end
-  return knots
-end
-
 local problems = 0
 local function report(message, ...)
   problems = problems + 1
   print(message:format(...))
 end
 
--- Each file of the knot, and what it uses of the others.
-local function print_knot(graph, knot)
-  local inside = {}
-  for _, file in ipairs(knot) do inside[file] = true end
-  for _, file in ipairs(knot) do
-    for _, other in ipairs(sorted_keys(graph[file])) do
-      if inside[other] then
-        print(("    %s uses %s (%s)"):format(file, other, graph[file][other]))
-      end
-    end
-  end
-end
-
 local function check_directions(graph)
-  for _, file in ipairs(sorted_keys(graph)) do
-    for _, other in ipairs(sorted_keys(graph[file])) do
+  for _, file in ipairs(knots.sorted_keys(graph)) do
+    for _, other in ipairs(knots.sorted_keys(graph[file])) do
       local user, used = ranks.layer_of(file), ranks.layer_of(other)
       if ranks.is_upward(user, used) then
         report("%s uses %s of %s: %s is not below %s", file, graph[file][other], other, used, user)
@@ -138,15 +88,15 @@ end
 
 local function check_knots(graph)
   local sizes = {}
-  for _, knot in ipairs(knots_of(graph)) do
+  for _, knot in ipairs(knots.of(graph)) do
     local layer = ranks.layer_of(knot[1])
     sizes[#sizes + 1] = ("%s %d"):format(layer, #knot)
     if #knot > MOST then
       report("%s: %d files reach each other, at most %d may:", layer, #knot, MOST)
-      print_knot(graph, knot)
+      knots.print(graph, knot, "%s uses %s (%s)")
     elseif os.getenv("VERBOSE") then
       print(("%s: %d files reach each other:"):format(layer, #knot))
-      print_knot(graph, knot)
+      knots.print(graph, knot, "%s uses %s (%s)")
     end
   end
   print("knots: " .. (#sizes > 0 and table.concat(sizes, ", ") or "none"))

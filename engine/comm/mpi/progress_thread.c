@@ -221,8 +221,8 @@ static void run(void *argument)
 
 /* -------------------------------------------------------------------- public */
 
-/* Until the thread has come to this stage or a later one; false: the time is over, or what waits
- * is. */
+/* Waits until the thread has reached this stage or a later one. Returns false on timeout, or if the
+ * job has ended. */
 static bool await_stage(ms_mpi *mpi, stage reached, uint64_t most_ns, ms_word *over)
 {
     const ms_os *os = mpi->os;

@@ -1,4 +1,4 @@
-/* library.c: where libraries of NVIDIA are sought, and their functions. */
+/* library.c: where libraries of NVIDIA are sought, and what they must have. */
 #include "exec/cuda/library.h"
 
 #include <stdio.h>
@@ -135,18 +135,6 @@ void *ms_cuda_library(ms_context *context, const char *variable, const char *nam
     return s.found;
 }
 
-void ms_cuda_advise(const ms_os *os, const char *variable, const char *wanted,
-                    char text[MS_CUDA_ADVICE])
-{
-    const char *path = os->environment(os->user, variable);
-    if (path && *path)
-        snprintf(text, MS_CUDA_ADVICE, "%s names it: unset that, or set it to the path of %s",
-                 variable, wanted);
-    else
-        snprintf(text, MS_CUDA_ADVICE,
-                 "install %s, or set " MS_CUDA_FOLDERS " to the folder of its library", wanted);
-}
-
 /* ------------------------------------------------------------------ functions */
 
 /* All pointers to functions have one representation, so each is copied as it is. */
@@ -160,4 +148,66 @@ const char *ms_cuda_find_all(const ms_os *os, void *library, const ms_cuda_row *
         if (!function && !missing) missing = rows[i].name;
     }
     return missing;
+}
+
+/* -------------------------------------------------------------------- opening */
+
+/* what: which library there is, or why there is none. */
+static ms_status refuse(ms_context *context, const ms_cuda_wanted *wanted, ms_status status,
+                        const char *what)
+{
+    const char *path = context->os->environment(context->os->user, wanted->variable);
+    bool is_named = path && *path, has_own = is_named && wanted->named_begin;
+    const char *begin = has_own ? wanted->named_begin : wanted->begin,
+               *end = has_own ? wanted->named_end : wanted->end;
+    if (is_named)
+        return ms_fail(context, status,
+                       "%s: %s: %s names it: unset that, or set it to the path of %s%s", begin,
+                       what, wanted->variable, wanted->needed, end);
+    return ms_fail(context, status,
+                   "%s: %s: install %s, or set " MS_CUDA_FOLDERS " to the folder of its library%s",
+                   begin, what, wanted->needed, end);
+}
+
+static void name_version(const ms_cuda_wanted *wanted, int version, char *text, size_t bytes)
+{
+    char patch[16] = "";
+    if (wanted->has_patch) snprintf(patch, sizeof patch, ".%d", version % 100);
+    snprintf(text, bytes, "%s %d.%d%s", wanted->name, version / 10000, version / 100 % 100, patch);
+}
+
+ms_status ms_cuda_open_library(ms_context *context, const ms_cuda_wanted *wanted, void *table,
+                               ms_cuda_found *out)
+{
+    const ms_os *os = context->os;
+    const char *asked = os->environment(os->user, wanted->variable);
+    char what[1200];
+    int version = 0;
+    if (wanted->off && asked && strcmp(asked, "off") == 0)
+        return ms_fail(context, MS_ERROR_NOT_FOUND, "%s", wanted->off);
+    out->library =
+        ms_cuda_library(context, wanted->variable, wanted->file, out->path, sizeof out->path);
+    if (!out->library) return refuse(context, wanted, MS_ERROR_NOT_FOUND, out->path);
+    const char *missing = ms_cuda_find_all(os, out->library, wanted->rows, wanted->count, table);
+    bool is_told = (!missing || wanted->old_may_lack) && wanted->version(table, &version);
+    name_version(wanted, version, out->name, sizeof out->name);
+    if (is_told && version < wanted->version_least)
+        snprintf(what, sizeof what, "'%s' is %s, too old", out->path, out->name);
+    else if (missing)
+        snprintf(what, sizeof what, "'%s' is %s: it has no %s", out->path, wanted->stranger,
+                 missing);
+    else return MS_OK;
+    return refuse(context, wanted, MS_ERROR_UNSUPPORTED, what);
+}
+
+bool ms_cuda_has_library(const ms_os *os, const ms_cuda_wanted *wanted, void *table, char *text,
+                         size_t bytes)
+{
+    ms_context context;
+    ms_cuda_found found;
+    ms_context_init(&context, os ? os : ms_os_posix());
+    bool has = !ms_cuda_open_library(&context, wanted, table, &found);
+    if (has) snprintf(text, bytes, "%s, %s", found.name, found.path);
+    else snprintf(text, bytes, "%s", context.error.message);
+    return has;
 }

@@ -1,4 +1,4 @@
-/* library.h: finds the libraries of NVIDIA (cuBLASLt, cuDNN, NCCL) at run time, which no build
+/* library.h: opens the libraries of NVIDIA (cuBLASLt, cuDNN, NCCL) at run time, which no build
  * links. For folders named cuda. */
 #ifndef MOONSHARD_EXEC_CUDA_LIBRARY_H
 #define MOONSHARD_EXEC_CUDA_LIBRARY_H
@@ -18,11 +18,6 @@
 void *ms_cuda_library(ms_context *context, const char *variable, const char *name, char *text,
                       size_t bytes);
 
-/* What a user can do where there is no such library, or not `wanted` ("NCCL 2.28 or later"). */
-#define MS_CUDA_ADVICE 192
-void ms_cuda_advise(const ms_os *os, const char *variable, const char *wanted,
-                    char text[MS_CUDA_ADVICE]);
-
 /* A function of a library, and where in a table of functions its address goes. */
 typedef struct ms_cuda_row {
     const char *name;
@@ -35,5 +30,39 @@ typedef struct ms_cuda_row {
 /* Fills a table. Answers the first name that the library lacks; NULL: it has all of them. */
 const char *ms_cuda_find_all(const ms_os *os, void *library, const ms_cuda_row *rows, size_t count,
                              void *table);
+
+/* A library that the engine can use. Versions are major * 10000 + minor * 100 + patch. */
+typedef struct ms_cuda_wanted {
+    const char *variable, *file; /* see ms_cuda_library */
+    const ms_cuda_row *rows;
+    size_t count;
+    /* The version, by a function of the filled table. False: it cannot be told. */
+    bool (*version)(const void *table, int *version);
+    int version_least;
+    bool has_patch; /* messages tell the third number of a version, too */
+    /* A library that lacks functions may be an old one: its version is then the error. `version`
+     * is called for incomplete tables. */
+    bool old_may_lack;
+    /* Texts of messages: the library ("NCCL"); what it must be ("NCCL 2.28 or later"); what a
+     * library without its functions is ("no NCCL"). */
+    const char *name, *needed, *stranger;
+    /* How an error begins and ends; how it does where `variable` names a library, if not NULL; and
+     * the error where `variable` is "off", which is a path if it is NULL. */
+    const char *begin, *end, *named_begin, *named_end, *off;
+} ms_cuda_wanted;
+
+typedef struct ms_cuda_found {
+    void *library;
+    char path[1024], name[64]; /* name: with the version, "NCCL 2.28.3" */
+} ms_cuda_found;
+
+/* Seeks the library, fills the table and checks the version. MS_ERROR_NOT_FOUND,
+ * MS_ERROR_UNSUPPORTED: there is none, or it is off, another library or too old; the message says
+ * what the user can do. The library is never unloaded. */
+ms_status ms_cuda_open_library(ms_context *context, const ms_cuda_wanted *wanted, void *table,
+                               ms_cuda_found *out);
+/* For ms_gpu_blas and its like: whether the library can be opened; which one it is, or why not. */
+bool ms_cuda_has_library(const ms_os *os, const ms_cuda_wanted *wanted, void *table, char *text,
+                         size_t bytes);
 
 #endif

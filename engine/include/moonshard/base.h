@@ -25,6 +25,12 @@ extern "C" {
 
 #define MS_API __attribute__((visibility("default")))
 #define MS_PRINTF(string, first) __attribute__((format(printf, string, first)))
+/* Functions that kernels of a GPU call, too. */
+#if defined(__CUDACC__)
+#define MS_EVERYWHERE static __host__ __device__ __forceinline__
+#else
+#define MS_EVERYWHERE static inline
+#endif
 #define MS_VERSION "0.1.0"
 /* That of the library that was loaded, which may not be that of this header. Static. */
 MS_API const char *ms_version(void);
@@ -337,22 +343,29 @@ MS_API ms_cores ms_cores_share(const ms_cores *cores, uint32_t position, uint32_
 
 /* ----------------------------------------------------------- random numbers */
 
-/* Philox 4x32-10 (Salmon et al. 2011): four 32-bit numbers from a key and a counter; no state, so
- * draws never depend on threads. */
-static inline void ms_philox(uint64_t key, uint64_t high, uint64_t low, uint32_t out[4])
+/* Philox 4x32-10 (Salmon et al. 2011): the multipliers, and the increments of the key, which are
+ * the fractions of the golden ratio and of the root of 3. */
+#define MS_PHILOX_ROUNDS 10
+#define MS_PHILOX_FACTOR0 0xD2511F53u
+#define MS_PHILOX_FACTOR1 0xCD9E8D57u
+#define MS_PHILOX_KEY0 0x9E3779B9u
+#define MS_PHILOX_KEY1 0xBB67AE85u
+
+/* Four 32-bit numbers from a key and a counter; no state, so draws never depend on threads. */
+MS_EVERYWHERE void ms_philox(uint64_t key, uint64_t high, uint64_t low, uint32_t out[4])
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     uint32_t c0 = (uint32_t)low, c1 = (uint32_t)(low >> 32), c2 = (uint32_t)high,
              c3 = (uint32_t)(high >> 32);
-    for (int round = 0; round < 10; round++) {
-        uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
+    for (int round = 0; round < MS_PHILOX_ROUNDS; round++) {
+        uint64_t p0 = (uint64_t)MS_PHILOX_FACTOR0 * c0, p1 = (uint64_t)MS_PHILOX_FACTOR1 * c2;
         uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
         c1 = (uint32_t)p1;
         c3 = (uint32_t)p0;
         c0 = n0;
         c2 = n2;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
+        k0 += MS_PHILOX_KEY0;
+        k1 += MS_PHILOX_KEY1;
     }
     out[0] = c0;
     out[1] = c1;
@@ -362,7 +375,7 @@ static inline void ms_philox(uint64_t key, uint64_t high, uint64_t low, uint32_t
 
 /* ------------------------------------------------------------------- dtypes */
 
-static inline float ms_float_from_bits(uint32_t bits)
+MS_EVERYWHERE float ms_float_from_bits(uint32_t bits)
 {
     union {
         uint32_t u;
@@ -370,7 +383,7 @@ static inline float ms_float_from_bits(uint32_t bits)
     } x = { .u = bits };
     return x.f;
 }
-static inline uint32_t ms_bits_from_float(float value)
+MS_EVERYWHERE uint32_t ms_bits_from_float(float value)
 {
     union {
         float f;

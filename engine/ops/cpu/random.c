@@ -2,10 +2,11 @@
  *
  * A kernel of another device must draw the same words: Philox 4x32-10 with the seed as key, and a
  * counter whose lower half is the element's position divided by 4 and whose upper half is
- * ms_random_high. Element i takes word i % 4. Uniform numbers, integers and masks then agree in
- * every bit, normal numbers up to the rounding of logarithm and cosine. */
+ * ms_random_high. Element i takes word i % 4. What is made of the words is in ops/arithmetic.h:
+ * with its functions all devices agree in every bit. */
 #include "ops/cpu/random.h"
 
+#include "ops/arithmetic.h"
 #include "ops/backend.h"
 #include "ops/cpu/convert.h"
 #include "ops/cpu/strided.h"
@@ -20,10 +21,9 @@ typedef struct random_work {
     uint32_t tiles;
 } random_work;
 
-/* An integer as the upper half of range * a 64-bit draw (Lemire 2019, without the rejection, whose
- * bias is below range / 2^64). The two halves of the draw are the same lane of two draws that
- * differ in the counter's highest bit. Four words make one block, so Philox runs once for four
- * elements; a range that begins within a block draws that block as its first step. */
+/* The two halves of a draw are the same lane of two draws of a block. Four words make one block, so
+ * Philox runs once for four elements; a range that begins within a block draws that block as its
+ * first step. */
 static void draw_whole(const ms_random_args *args, int64_t position, int64_t n, int64_t *out)
 {
     uint64_t high = ms_random_high(args->random);
@@ -32,16 +32,10 @@ static void draw_whole(const ms_random_args *args, int64_t position, int64_t n, 
         uint64_t at = (uint64_t)(position + i);
         if (i == 0 || at % 4 == 0) {
             ms_philox(args->random.seed, high, at / 4, first);
-            ms_philox(args->random.seed, high ^ 1ull << 63, at / 4, second);
+            ms_philox(args->random.seed, high ^ MS_RANDOM_SECOND, at / 4, second);
         }
-        /* `second` is the upper half. A kernel of another device must join the halves in the same
-         * order to give the same integers. */
-        uint64_t bits = (uint64_t)second[at % 4] << 32 | first[at % 4];
-        /* The upper half of the 128-bit product, from its four partial products. */
-        uint64_t ah = bits >> 32, al = bits & 0xffffffffu, bh = args->range >> 32,
-                 bl = args->range & 0xffffffffu;
-        uint64_t middle = ah * bl + (al * bl >> 32), cross = (middle & 0xffffffffu) + al * bh;
-        out[i] = (int64_t)((uint64_t)args->first + ah * bh + (middle >> 32) + (cross >> 32));
+        uint64_t below = ms_random_below(args->range, first[at % 4], second[at % 4]);
+        out[i] = (int64_t)((uint64_t)args->first + below);
     }
 }
 

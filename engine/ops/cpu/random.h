@@ -9,11 +9,6 @@
  * an element's number does not depend on where a tile or chunk begins. */
 #define MS_RANDOM_GROUP 64
 
-/* The upper half of a draw's counter, from the step and the number of the draw in it. The lower
- * half is the position divided by the four words of a block, so every element has a word of its
- * own. */
-static inline uint64_t ms_random_high(ms_random random) { return random.step << 32 ^ random.draw; }
-
 /* n need not be a multiple of the group: the last group is drawn whole and its rest dropped. */
 typedef struct ms_random_kernels {
     void (*uniform)(float *out, size_t n, uint64_t position, const ms_random_args *args);

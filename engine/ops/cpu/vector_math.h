@@ -14,6 +14,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "ops/arithmetic.h"
 #include "ops/cpu/isa.h"
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -224,8 +225,7 @@ MS_VECTOR ms_vf ms_v_scaled(ms_vf p, ms_vf shifted, float shift)
 /* e^x, at most 1.1 ulp; 0 below -104, infinity above 88.73, subnormal results included. */
 MS_VECTOR ms_vf ms_v_exp(ms_vf x)
 {
-    /* 1.5 * 2^23: adding it rounds to an integer, which the low bits then hold */
-    const float shift = 12582912.0f;
+    const float shift = MS_ROUNDER;
     x = ms_v_greater(ms_v_splat(-110.0f), ms_v_lesser(ms_v_splat(100.0f), x)); /* NaN passes */
     ms_vf shifted = x * 1.442695041f + shift;
     ms_vf whole = shifted - shift;
@@ -245,7 +245,7 @@ MS_VECTOR ms_vf ms_v_exp(ms_vf x)
  * clamps and the careful scaling. */
 MS_VECTOR ms_vf ms_v_exp_normal(ms_vf x)
 {
-    const float shift = 12582912.0f;
+    const float shift = MS_ROUNDER;
     ms_vi none = ms_v_less(x, ms_v_splat(-87.0f));
     ms_vf shifted = x * 1.442695041f + shift;
     ms_vf whole = shifted - shift;
@@ -261,30 +261,18 @@ MS_VECTOR ms_vf ms_v_exp_normal(ms_vf x)
 }
 
 /* Natural logarithm, at most 1 ulp; -infinity at 0, NaN below. x = m 2^e gives log x = log m + e
- * log 2. log 2 is split in two as in ms_v_exp, and the small part is added first: in the larger sum
- * it would lose its digits. */
+ * log 2. */
 MS_VECTOR ms_vf ms_v_log(ms_vf x)
 {
     ms_vi tiny = ms_v_less(x, ms_v_splat(1.17549435e-38f)); /* subnormals are scaled up first */
     ms_vf scaled = ms_v_select(tiny, x * 33554432.0f, x);
     ms_vu bits = (ms_vu)scaled;
     /* m in [sqrt(1/2), sqrt 2), x = m * 2^e */
-    ms_vi e = (ms_vi)(bits - 0x3f3504f3) >> 23;
+    ms_vi e = (ms_vi)(bits - MS_LOGARITHM_BEGIN) >> 23;
     ms_vf m = (ms_vf)(bits - ((ms_vu)e << 23)) - 1.0f;
     e += tiny & -25;
     ms_vf k = ms_v_from_int(e);
-    ms_vf s = m * m;
-    ms_vf p = m * 6.746663153e-02f + -1.167564020e-01f;
-    p = p * m + 1.188814491e-01f;
-    p = p * m + -1.240558922e-01f;
-    p = p * m + 1.421955526e-01f;
-    p = p * m + -1.666799635e-01f;
-    p = p * m + 2.000211924e-01f;
-    p = p * m + -2.500000894e-01f;
-    p = p * m + 3.333331347e-01f;
-    ms_vf y = p * m * s + k * -2.12194440e-4f;
-    y = y - s * 0.5f;
-    y = (m + y) + k * 0.693359375f;
+    MS_LOGARITHM(ms_vf, y, m, k);
     const ms_vf infinity = ms_v_splat(__builtin_inff()), zero = ms_v_splat(0.0f);
     y = ms_v_select(ms_v_equal(x, infinity), infinity, y);
     y = ms_v_select(ms_v_equal(x, zero), -infinity, y);
@@ -340,21 +328,18 @@ MS_VECTOR ms_vf ms_v_sigmoid(ms_vf x) { return 1.0f / (1.0f + ms_v_exp(-x)); }
 /* x^y for x >= 0 as exp(y log x): for norms. Relative error about |y log x| * 6e-8. */
 MS_VECTOR ms_vf ms_v_pow_positive(ms_vf x, float y) { return ms_v_exp(ms_v_log(x) * y); }
 
-/* x - n pi/2 for the nearest integer n, within -pi/4 .. pi/4, and n in its lowest bits. In f64,
- * where the product of n and the first 25 bits of pi/2 is exact: the result keeps its relative
- * accuracy next to the zeros of sin and cos, too. For |x| below MS_TURN_LIMIT. */
-#define MS_TURN_LIMIT 4e8f
+/* x - n pi/2 for the nearest integer n, within -pi/4 .. pi/4, and n in its lowest bits. In f64: the
+ * result keeps its relative accuracy next to the zeros of sin and cos, too. For |x| below
+ * MS_TURN_LIMIT. */
 MS_VECTOR ms_vf ms_v_quarter_turns(ms_vf x, ms_vi *n)
 {
-    const double shift = 6755399441055744.0; /* 1.5 * 2^52, as in ms_v_exp */
     double shifted[MS_LANES] __attribute__((aligned(64)));
     uint64_t bits[MS_LANES] __attribute__((aligned(64)));
     ms_vf r;
-    for (int i = 0; i < MS_LANES; i++) shifted[i] = (double)x[i] * 0.6366197723675814 + shift;
+    for (int i = 0; i < MS_LANES; i++) shifted[i] = (double)x[i] * MS_QUARTERS + MS_ROUNDER_F64;
     for (int i = 0; i < MS_LANES; i++) {
-        double whole = shifted[i] - shift;
-        r[i] = (float)(((double)x[i] - whole * 1.57079631090164184570)
-                       - whole * 1.58932547735281966916e-08);
+        double whole = shifted[i] - MS_ROUNDER_F64, wide = (double)x[i];
+        r[i] = (float)MS_WITHOUT_QUARTERS(wide, whole);
     }
     memcpy(bits, shifted, sizeof bits);
     for (int i = 0; i < MS_LANES; i++) (*n)[i] = (int32_t)(uint32_t)bits[i];
@@ -367,14 +352,7 @@ MS_VECTOR ms_vf ms_v_sin_of(ms_vf x, int quarters, float (*exact)(float))
 {
     ms_vi n, large = ms_v_less_equal(ms_v_splat(MS_TURN_LIMIT), ms_v_abs(x));
     ms_vf r = ms_v_quarter_turns(x, &n), s = r * r;
-    ms_vf p = s * -1.951512095e-04f + 8.332159370e-03f;
-    p = p * s + -1.666665524e-01f;
-    p = p * s * r + r; /* sin r */
-    ms_vf q = s * 2.443297126e-05f + -1.388731413e-03f;
-    q = q * s + 4.166664556e-02f;
-    /* cos r: what rounding takes from 1 - s/2 is added to the small terms. */
-    ms_vf half = 0.5f * s, rest = 1.0f - half;
-    q = rest + (q * s * s + ((1.0f - rest) - half));
+    MS_SIN_COS(ms_vf, p, q, r, s);
     n = (ms_vi)((ms_vu)n + (uint32_t)quarters);
     ms_vf y = ms_v_select(-(n & 1), q, p);
     y = (ms_vf)((ms_vu)y ^ ((ms_vu)(n & 2) << 30));
@@ -395,20 +373,11 @@ MS_VECTOR ms_vf ms_v_cos(ms_vf x) { return ms_v_sin_of(x, 1, cosf); }
  * reducing it to a quarter is exact, which it is not for an angle in radians. */
 MS_VECTOR void ms_v_cos_sin_turns(ms_vf u, ms_vf *cosine, ms_vf *sine)
 {
-    const float shift = 12582912.0f;
-    ms_vf shifted = u * 4.0f + shift; /* nearest quarter turn */
+    ms_vf shifted = u * 4.0f + MS_ROUNDER; /* nearest quarter turn */
     ms_vi quarter = (ms_vi)shifted & 3;
-    ms_vf r = u - (shifted - shift) * 0.25f; /* exact, within an eighth of a turn */
+    ms_vf r = u - (shifted - MS_ROUNDER) * 0.25f; /* exact, within an eighth of a turn */
     ms_vf s = r * r;
-    ms_vf p = s * 4.146989059e+01f + -7.669777679e+01f;
-    p = p * s + 8.160520172e+01f;
-    p = p * s + -4.134170151e+01f;
-    p = (p * s + 6.283185482e+00f) * r;
-    ms_vf q = s * -2.606452370e+01f + 6.023845673e+01f;
-    q = q * s + -8.545677185e+01f;
-    q = q * s + 6.493939209e+01f;
-    q = q * s + -1.973920822e+01f;
-    q = q * s + 1.0f;
+    MS_SIN_COS_TURNS(ms_vf, p, q, r, s);
     ms_vi swap = -(quarter & 1);
     ms_vf c = ms_v_select(swap, p, q), n = ms_v_select(swap, q, p);
     /* quarter 1: cos = -sin r, sin = cos r; 2: both negative; 3: cos = sin r, sin = -cos r */

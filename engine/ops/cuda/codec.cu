@@ -3,7 +3,8 @@
  * whose codes fill whole bytes. */
 #include "ops/cuda/codec.h"
 
-#include "ops/cuda/philox.h"
+#include "ops/arithmetic.h"
+#include "ops/cuda/device.h"
 
 #define LEAST 1e-35f
 #define MOST 0x1.fffffcp127f
@@ -186,16 +187,16 @@ MS_DEVICE void encode_eight(const ms_cuda_codec_call &args, int64_t unit, const 
     float v[8];
     uint64_t codes = 0;
     if (draws) {
-        uint64_t high = ms_philox_high(c.random), at = (uint64_t)(unit * args.drawn + i) / 4;
-        ms_philox_words(c.random.seed, high, at, words);
-        ms_philox_words(c.random.seed, high, at + 1, words + 4);
+        uint64_t high = ms_random_high(c.random), at = (uint64_t)(unit * args.drawn + i) / 4;
+        ms_philox(c.random.seed, high, at, words);
+        ms_philox(c.random.seed, high, at + 1, words + 4);
     }
     ms_get8(x, i, p.n, c.dtype, v);
     MS_UNROLL for (int k = 0; k < 8; k++)
     {
         /* Not a product by 0: infinity times 0 would be NaN. */
         float scaled = K::bits == 1 ? v[k] : inverse == 0.0f ? 0.0f : v[k] * inverse;
-        uint64_t code = K::encode(scaled, draws, ms_philox_unit(words[k]));
+        uint64_t code = K::encode(scaled, draws, ms_random_unit(words[k]));
         v[k] -= K::decode((uint32_t)code) * scale;
         codes |= (i + k < p.n ? code : 0) << k * K::bits;
     }

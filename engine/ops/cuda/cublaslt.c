@@ -2,8 +2,6 @@
 #include "ops/cuda/cublaslt.h"
 
 #include <stddef.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "exec/cuda/library.h"
 #include "moonshard/tensor.h"
@@ -16,48 +14,35 @@ static const ms_cuda_row rows[] = {
     MS_CUDA_ROW(ms_cublaslt, explain, "cublasLtGetStatusString"),
 };
 
-#define VERSION_LEAST 130000 /* major * 10000 + minor * 100 + patch */
-
-/* what: which library there is, or why there is none. */
-static ms_status refuse(ms_context *context, ms_status status, const char *what)
+static bool version_of(const void *table, int *version)
 {
-    char advice[MS_CUDA_ADVICE];
-    ms_cuda_advise(context->os, MS_CUBLASLT_VARIABLE, "cuBLASLt 13.0 or later", advice);
-    return ms_fail(context, status,
-                   "products of matrices on a GPU need cuBLASLt of CUDA 13: %s: %s; the device cpu "
-                   "works without it, and on a GPU what has no products",
-                   what, advice);
+    const ms_cublaslt *lt = table;
+    *version = (int)lt->version();
+    return true;
 }
 
-ms_status ms_cublaslt_load(ms_context *context, ms_cublaslt *out, char *path, size_t bytes)
+static const ms_cuda_wanted wanted = {
+    .variable = MS_CUBLASLT_VARIABLE,
+    .file = MS_CUBLASLT_LIBRARY,
+    .rows = rows,
+    .count = sizeof rows / sizeof *rows,
+    .version = version_of,
+    .version_least = 130000,
+    .name = "cuBLASLt",
+    .needed = "cuBLASLt 13.0 or later",
+    .stranger = "another library",
+    .begin = "products of matrices on a GPU need cuBLASLt of CUDA 13",
+    .end = "; the device cpu works without it, and on a GPU what has no products",
+};
+
+ms_status ms_cublaslt_load(ms_context *context, ms_cublaslt *out)
 {
-    char text[1024], what[1200];
-    void *library =
-        ms_cuda_library(context, MS_CUBLASLT_VARIABLE, MS_CUBLASLT_LIBRARY, text, sizeof text);
-    if (!library) return refuse(context, MS_ERROR_NOT_FOUND, text);
-    const char *missing =
-        ms_cuda_find_all(context->os, library, rows, sizeof rows / sizeof *rows, out);
-    if (path) snprintf(path, bytes, "%s", text);
-    if (missing)
-        snprintf(what, sizeof what, "'%s' is another library: it has no %s", text, missing);
-    else if (out->version() < VERSION_LEAST)
-        snprintf(what, sizeof what, "'%s' is cuBLASLt %zu.%zu, too old", text,
-                 out->version() / 10000, out->version() / 100 % 100);
-    else return MS_OK;
-    return refuse(context, MS_ERROR_UNSUPPORTED, what);
+    ms_cuda_found found;
+    return ms_cuda_open_library(context, &wanted, out, &found);
 }
 
 bool ms_gpu_blas(const ms_os *os, char *text, size_t bytes)
 {
-    ms_context context;
     ms_cublaslt lt;
-    char path[1024];
-    ms_context_init(&context, os ? os : ms_os_posix());
-    if (ms_cublaslt_load(&context, &lt, path, sizeof path)) {
-        snprintf(text, bytes, "%s", context.error.message);
-        return false;
-    }
-    snprintf(text, bytes, "cuBLASLt %zu.%zu, %s", lt.version() / 10000, lt.version() / 100 % 100,
-             path);
-    return true;
+    return ms_cuda_has_library(os, &wanted, &lt, text, bytes);
 }

@@ -104,7 +104,7 @@ typedef struct ms_cublaslt {
 } ms_cublaslt;
 
 /* MS_ERROR_NOT_FOUND, MS_ERROR_UNSUPPORTED: there is none, or an older one; the message says what
- * to do. *path, if not NULL, gets where it was found. */
-ms_status ms_cublaslt_load(ms_context *context, ms_cublaslt *out, char *path, size_t bytes);
+ * to do. */
+ms_status ms_cublaslt_load(ms_context *context, ms_cublaslt *out);
 
 #endif

@@ -151,7 +151,7 @@ typedef struct ms_cudnn {
 } ms_cudnn;
 
 /* MS_ERROR_NOT_FOUND, MS_ERROR_UNSUPPORTED: there is none, it is off, or too old; the message says
- * what to do. *path, if not NULL, gets where it was found. */
+ * what to do. Otherwise `path` gets where it was found. */
 ms_status ms_cudnn_load(ms_context *context, ms_cudnn *out, char *path, size_t bytes);
 /* Whether MS_CUDNN_VARIABLE names a library. Then one that cannot be used is an error of the user,
  * and not a reason to do without. */

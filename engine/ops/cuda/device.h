@@ -89,8 +89,6 @@ template <class T> MS_DEVICE T ms_warp_from(T value, int lane)
     return __shfl_sync(0xffffffffu, value, lane);
 }
 
-MS_DEVICE uint32_t ms_bits(float x) { return __float_as_uint(x); }
-MS_DEVICE float ms_float(uint32_t bits) { return __uint_as_float(bits); }
 MS_DEVICE float ms_f16_wide(uint16_t bits)
 {
     float x;
@@ -150,7 +148,7 @@ struct ms_host_place {
     unsigned thread[3], threads[3], block[3], blocks[3];
     void *shared;
 };
-extern ms_host_place ms_shm_rank;
+extern ms_host_place ms_host;
 typedef void ms_host_body(const void *arguments);
 void ms_host_run(const char *name, ms_host_body *body, const void *arguments,
                  const unsigned blocks[3], const unsigned threads[3], unsigned most_threads,
@@ -196,18 +194,18 @@ uint64_t ms_host_exchange(uint64_t value, unsigned lane, int line);
 #define MS_KERNEL_FREE(name, type, threads) MS_KERNEL_OF_HOST(name, type, threads, true)
 #define MS_KERNEL_FREE_IN(name, type, threads, blocks) MS_KERNEL_FREE(name, type, threads)
 #define MS_SHARED(type, name, size) static type name[size]
-#define MS_SHARED_BYTES(type, name) type *name = static_cast<type *>(ms_shm_rank.shared)
+#define MS_SHARED_BYTES(type, name) type *name = static_cast<type *>(ms_host.shared)
 
-#define THREAD_X ((int32_t)ms_shm_rank.thread[0])
-#define THREAD_Y ((int32_t)ms_shm_rank.thread[1])
-#define THREADS_X ((int32_t)ms_shm_rank.threads[0])
-#define THREADS_Y ((int32_t)ms_shm_rank.threads[1])
-#define BLOCK_X ((int64_t)ms_shm_rank.block[0])
-#define BLOCK_Y ((int64_t)ms_shm_rank.block[1])
-#define BLOCK_Z ((int64_t)ms_shm_rank.block[2])
-#define BLOCKS_X ((int64_t)ms_shm_rank.blocks[0])
-#define BLOCKS_Y ((int64_t)ms_shm_rank.blocks[1])
-#define BLOCKS_Z ((int64_t)ms_shm_rank.blocks[2])
+#define THREAD_X ((int32_t)ms_host.thread[0])
+#define THREAD_Y ((int32_t)ms_host.thread[1])
+#define THREADS_X ((int32_t)ms_host.threads[0])
+#define THREADS_Y ((int32_t)ms_host.threads[1])
+#define BLOCK_X ((int64_t)ms_host.block[0])
+#define BLOCK_Y ((int64_t)ms_host.block[1])
+#define BLOCK_Z ((int64_t)ms_host.block[2])
+#define BLOCKS_X ((int64_t)ms_host.blocks[0])
+#define BLOCKS_Y ((int64_t)ms_host.blocks[1])
+#define BLOCKS_Z ((int64_t)ms_host.blocks[2])
 
 #define MS_UNROLL
 #define MS_ROLLED
@@ -218,7 +216,7 @@ uint64_t ms_host_exchange(uint64_t value, unsigned lane, int line);
 #define ms_barrier() ms_host_barrier(__LINE__, 0)
 #define ms_barrier_of_caller() ms_host_barrier(__LINE__, called_at)
 #define ms_warp_barrier() ms_host_warp_barrier(__LINE__)
-template <class T> MS_DEVICE T ms_shm_ids_take(T value, unsigned lane, int line)
+template <class T> MS_DEVICE T ms_host_take(T value, unsigned lane, int line)
 {
     uint64_t bits = 0;
     T taken;
@@ -230,22 +228,19 @@ template <class T> MS_DEVICE T ms_shm_ids_take(T value, unsigned lane, int line)
 }
 MS_DEVICE unsigned ms_host_lane(void)
 {
-    return (ms_shm_rank.thread[0]
-            + ms_shm_rank.threads[0]
-                  * (ms_shm_rank.thread[1] + ms_shm_rank.threads[1] * ms_shm_rank.thread[2]))
+    return (ms_host.thread[0]
+            + ms_host.threads[0] * (ms_host.thread[1] + ms_host.threads[1] * ms_host.thread[2]))
            % MS_WARP;
 }
 template <class T> MS_DEVICE T ms_warp_xor(T value, int mask MS_CALLED)
 {
-    return ms_shm_ids_take(value, ms_host_lane() ^ (unsigned)mask MS_CALLER);
+    return ms_host_take(value, ms_host_lane() ^ (unsigned)mask MS_CALLER);
 }
 template <class T> MS_DEVICE T ms_warp_from(T value, int lane MS_CALLED)
 {
-    return ms_shm_ids_take(value, (unsigned)lane MS_CALLER);
+    return ms_host_take(value, (unsigned)lane MS_CALLER);
 }
 
-MS_DEVICE uint32_t ms_bits(float x) { return ms_bits_from_float(x); }
-MS_DEVICE float ms_float(uint32_t bits) { return ms_float_from_bits(bits); }
 MS_DEVICE float ms_f16_wide(uint16_t bits) { return ms_float_from_f16(bits); }
 MS_DEVICE uint16_t ms_f16_narrow(float x) { return ms_f16_from_float(x); }
 MS_DEVICE float ms_reciprocal(float x) { return 1.0f / x; }
@@ -283,6 +278,8 @@ MS_DEVICE void ms_unlock(uint32_t *lock) { (void)lock; }
 
 /* -------------------------------------------------------------------- numbers */
 
+MS_DEVICE uint32_t ms_bits(float x) { return ms_bits_from_float(x); }
+MS_DEVICE float ms_float(uint32_t bits) { return ms_float_from_bits(bits); }
 MS_DEVICE float ms_bf16_wide(uint16_t bits) { return ms_float((uint32_t)bits << 16); }
 /* To nearest even; a NaN becomes a quiet one. */
 MS_DEVICE uint16_t ms_bf16_narrow(float x)

@@ -283,7 +283,7 @@ ms_status ms_products_of(ms_engine *engine, ms_products **out)
     ms_products *products = memory;
     products->plans.key_bytes = sizeof(ms_product_key);
     products->choices.key_bytes = MS_PRODUCT_KEY_BYTES;
-    status = ms_cublaslt_load(ms_engine_context(engine), &products->lt, NULL, 0);
+    status = ms_cublaslt_load(ms_engine_context(engine), &products->lt);
     if (!status) status = count_multiprocessors(engine, products);
     ms_lt_result result = status ? 0 : products->lt.create(&products->handle);
     if (result)

@@ -2,10 +2,11 @@
  * which no kernel here uses.
  *
  * Both reduce the angle to r = x - n pi/2 within -pi/4 .. pi/4 and use the polynomials of the CPU
- * (ops/cpu/vector_math.h). */
+ * (ops/arithmetic.h). */
 #ifndef MOONSHARD_OPS_CUDA_SINE_H
 #define MOONSHARD_OPS_CUDA_SINE_H
 
+#include "ops/arithmetic.h"
 #include "ops/cuda/device.h"
 
 /* The first 224 binary digits of 2 / pi after the point. */
@@ -42,26 +43,17 @@ MS_DEVICE float ms_large_turns(float x, int32_t *n)
 /* sin(x + quarters pi/2), at most 1.6 ulp; keeps the sign of 0; NaN at infinities. */
 MS_DEVICE float ms_sine(float x, int quarters)
 {
-    const double shift = 6755399441055744.0; /* 1.5 * 2^52: adding it rounds to a whole number */
     int32_t n;
     float r;
     if (quarters == 0 && x == 0.0f) return x;
     if (!(fabsf(x) < ms_infinity())) return x - x;
-    if (fabsf(x) < 4e8f) {
-        double whole = (double)x * 0.6366197723675814 + shift - shift;
-        /* pi/2 in two parts: the product of n and the first, of 25 digits, is exact. */
-        r = (float)(((double)x - whole * 1.57079631090164184570)
-                    - whole * 1.58932547735281966916e-08);
+    if (fabsf(x) < MS_TURN_LIMIT) {
+        double wide = (double)x, whole = wide * MS_QUARTERS + MS_ROUNDER_F64 - MS_ROUNDER_F64;
+        r = (float)MS_WITHOUT_QUARTERS(wide, whole);
         n = (int32_t)whole;
     } else r = ms_large_turns(x, &n);
     float s = r * r;
-    float p = s * -1.951512095e-04f + 8.332159370e-03f;
-    p = p * s + -1.666665524e-01f;
-    p = p * s * r + r;
-    float q = s * 2.443297126e-05f + -1.388731413e-03f;
-    q = q * s + 4.166664556e-02f;
-    float half = 0.5f * s, rest = 1.0f - half;
-    q = rest + (q * s * s + ((1.0f - rest) - half));
+    MS_SIN_COS(float, p, q, r, s);
     n += quarters;
     float y = n & 1 ? q : p;
     return n & 2 ? -y : y;

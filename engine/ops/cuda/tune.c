@@ -39,7 +39,7 @@ bool ms_products_place(const ms_os *os, uint32_t gpu, char *text, size_t bytes)
     if (!os) os = ms_os_posix();
     ms_context_init(&context, os);
     if (!ms_cuda_describe_gpu(os, gpu, &found, &error)) return false;
-    if (ms_cublaslt_load(&context, &lt, NULL, 0)) return false;
+    if (ms_cublaslt_load(&context, &lt)) return false;
     snprintf(text, bytes, "%s, %u multiprocessors, cuBLASLt %zu", found.name, found.multiprocessors,
              lt.version());
     return true;

@@ -2,7 +2,7 @@
  * Arithmetic is in f32; moonshard/optim.h has the formulas in symbols. */
 #include "optim/cuda/optimizer.h"
 
-#include "ops/cuda/philox.h"
+#include "ops/cuda/device.h"
 
 /* --------------------------------------------------------------------- scalars */
 
@@ -200,7 +200,7 @@ MS_DEVICE float rounded_of(const ms_optimizer_args &o, float value, uint32_t dra
 /* Element i takes word i % 4 of the Philox block i / 4. */
 MS_DEVICE void draw_block(const ms_optimizer_args &o, int64_t i, uint32_t draws[4])
 {
-    ms_philox_words(o.random.seed, o.random.step << 32 | o.random.draw, (uint64_t)i / 4, draws);
+    ms_philox(o.random.seed, o.random.step << 32 | o.random.draw, (uint64_t)i / 4, draws);
 }
 MS_DEVICE void round_all(ms_size<8>, const ms_optimizer_args &o, int64_t i, float *p)
 {

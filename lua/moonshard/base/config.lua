@@ -181,8 +181,6 @@ local function note_settings(list, values)
   end
 end
 
---- Declares the recipe's options and returns their values. A value comes from the command line
---- (`key=value`), else from the file of `--config`, else it is the default.
 ---@param options table
 ---@return table
 function config.config(options)

@@ -1,8 +1,8 @@
 -- What the launcher passes to the recipe: arguments and switches of the command line. And how a run
 -- ends with an exit code.
 
---- Functions that only the program has, not an application with the library: main.c in bindings/program
---- fills this table before any other module is loaded.
+--- Functions that only the program has, not an application with the library: main.c in
+--- bindings/program fills this table before any other module is loaded.
 ---@class ms.Process
 ---@field program string path of the executable
 ---@field is_root boolean
@@ -38,7 +38,7 @@ local launch = {
   save = false,          -- a checkpoint was requested: it is taken after the step that runs
   tune = nil,            -- --tune: "yes"; --no-tune: "no"
   saved = false,         -- a checkpoint was started after a request to stop
-  owns_state = false,    -- the program made this Lua state; an application's own state is left alone
+  owns_state = false,    -- the program made this Lua state; one of an application is left alone
   log_every = nil,       -- --log-every
   -- `moonshard check`: nothing is written or printed, and values are zeros that decide nothing
   checking = false,

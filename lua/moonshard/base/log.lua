@@ -29,8 +29,6 @@ local function text(format, ...)
   return count == 0 and format or core.raise("log: " .. line)
 end
 
---- A line on rank 0, formatted as `string.format`. A text alone that is no format is shown as it
---- is.
 ---@param format string
 function log.log(format, ...)
   local line = text(format, ...)
@@ -48,7 +46,6 @@ function log.grouped(count)
   return (digits:gsub("^,", ""))
 end
 
---- A line on stderr, on any rank that calls it, with the rank's number.
 ---@param format string
 function log.warn(format, ...)
   local line = ("moonshard: rank %d: %s\n"):format(core.rank(), text(format, ...))

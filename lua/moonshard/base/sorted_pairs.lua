@@ -1,7 +1,6 @@
 -- ms.sorted_pairs.
 local core = require "moonshard.core"
 
---- `pairs` in key order: the order of `pairs` differs between runs. Numbers come before strings.
 ---@param t table
 ---@return fun(): any, any
 return function(t)

@@ -105,7 +105,6 @@ local function join()
   late, store.lost = late or { message, code }, message
 end
 
---- Waits until a checkpoint that is being written in the background is on disk.
 ---@return true?
 ---@return string? message why the last one was not written
 ---@return string? code
@@ -200,15 +199,6 @@ local function next_step()
   return (running or steps.ends > 0) and step + 1 or step
 end
 
---- Saves things by name under folder/step-NNNNNNNN. Each thing has state() and load_state(), or is
---- a plain value. The number is that of the next step: things.step, else the one after the current
---- step. Values are copied before the call returns; the files are written while training continues.
---- The folder is locked until they are on disk, unless this process has locked it already: of two
---- jobs that save there, one gets "denied". If writing fails, the next save (which still writes its
---- own checkpoint) or `wait` returns the failure. All ranks call it; rank 0 writes, and only rank 0
---- returns failures, except that of a folder that is not the same on all hosts, which all ranks
---- return ("mismatch"). Where things are sharded, or ranks hold different values, each rank writes
---- its own, the call returns when the checkpoint is on disk, and all ranks have the same result.
 ---@param folder string
 ---@param things table<string, any>
 ---@return string? path
@@ -381,8 +371,6 @@ local function apply(path, result, things)
   return result
 end
 
---- Loads the saved state of things of these names, in place. Returns all values by name: the
---- objects, and all plain values that were saved. Damage is "corrupt"; then nothing has changed.
 ---@param path string a checkpoint, as save or latest returned it
 ---@param things? table<string, any> objects with load_state; for plain values any value
 ---@return table<string, any>?
@@ -419,9 +407,6 @@ function checkpoint.load(path, things)
   return result
 end
 
---- The path of the newest checkpoint of a folder that is not damaged; nil if there is none. Waits
---- for one that is being written. A warning names each damaged one that was skipped. If there are
---- checkpoints and none can be read: nil, message, code.
 ---@param folder string
 ---@return string? path
 ---@return string? message

@@ -2,6 +2,7 @@
 local core = require "moonshard.core"
 local launch = require "moonshard.base.launch"
 local mpi = require "moonshard.parallel.mpi"
+local switches = require "moonshard.cli.switches"
 
 local hosts = {}
 
@@ -42,8 +43,12 @@ end
 local function agreed(parsed, command)
   local lines = { "recipe=" .. mpi.content_of(parsed.recipe) }
   if parsed.config then lines[#lines + 1] = "config=" .. mpi.content_of(parsed.config) end
-  for _, name in ipairs { "device", "threads", "seed", "memory", "timeout", "stuck", "sum_order",
-    "lost", "init_timeout", "strict", "trace", "watch", "log_every", "share_gpu", "tf32" } do
+  local names = switches.agreed()
+  for _, name in ipairs { "timeout", "stuck", "sum_order", "lost", "init_timeout", "trace", "watch",
+    "log_every", "share_gpu" } do
+    names[#names + 1] = name
+  end
+  for _, name in ipairs(names) do
     if parsed[name] ~= nil then
       lines[#lines + 1] = ("--%s %s"):format(name:gsub("_", "-"), tostring(parsed[name]))
     end

@@ -36,11 +36,64 @@ function switches.plain(name, description)
   return parser
 end
 
+-- The engine's switches, each in one row: `setting` is its name in core.configure, unless that is
+-- the switch's own; all ranks of a job must agree on those with `agree`.
+local engine = {
+  {
+    "--device", "cpu; cuda: a GPU of NVIDIA; or sim: no data, the same decisions (default: %s)",
+    choices = { "cpu", "cuda", "sim" }, agree = true,
+  },
+  {
+    "--threads", "threads of intra-op work (default: the cores)",
+    argname = "COUNT", convert = switches.count, agree = true,
+  },
+  {
+    "--seed", "seed of the random numbers, also of math.random (default: 0)",
+    argname = "N", convert = switches.integer, agree = true,
+  },
+  {
+    "--memory", "limit of tensor memory of each rank (default: the machine's memory; on a GPU 90% \z
+      of what is free there)",
+    argname = "BYTES", convert = switches.count, setting = "memory_bytes", agree = true,
+  },
+  {
+    "--rates", "speeds of the simulated machine, from which sim estimates times (.lua or .json; \z
+      default: measured on one machine)",
+    argname = "FILE", setting = false,
+  },
+  { "--strict", "a missing wait between streams is an error", is_flag = true, agree = true },
+  { "--pin", "pin threads to cores", is_flag = true },
+  {
+    "--tf32", "on a GPU: products of f32 tensors take numbers rounded to TF32, which have three \z
+      digits: that is faster",
+    is_flag = true, agree = true,
+  },
+}
+
+-- The name under which argparse gives the value of a row.
+local function target_of(row) return (row[1]:gsub("^%-%-", ""):gsub("%-", "_")) end
+
+local function add(parser, row, default)
+  local help = row[1] == "--device" and row[2]:format(default or "cpu") or row[2]
+  if row.is_flag then return parser:flag(row[1], help) end
+  local option = parser:option(row[1], help)
+  if row.choices then option:choices(row.choices) end
+  if row.argname then option:argname(row.argname) end
+  if row.convert then option:convert(row.convert) end
+end
+
+--- Names of the engine's switches on which all ranks of a job must agree.
+---@return string[]
+function switches.agreed()
+  local names = {}
+  for _, row in ipairs(engine) do if row.agree then names[#names + 1] = target_of(row) end end
+  return names
+end
+
 --- Adds the switch for the number of threads.
 ---@param parser table
 function switches.add_threads(parser)
-  parser:option("--threads", "threads of intra-op work (default: the cores)"):argname "COUNT"
-    :convert(switches.count)
+  for _, row in ipairs(engine) do if row[1] == "--threads" then add(parser, row) end end
 end
 
 --- A parser with the engine's switches.
@@ -50,23 +103,8 @@ end
 ---@return table
 function switches.parser(name, description, device)
   local parser = switches.plain(name, description)
-  parser:option("--device",
-    ("cpu; cuda: a GPU of NVIDIA; or sim: no data, the same decisions (default: %s)")
-      :format(device or "cpu"))
-    :choices { "cpu", "cuda", "sim" }
-  switches.add_threads(parser)
-  parser:option("--seed", "seed of the random numbers, also of math.random (default: 0)")
-    :argname "N":convert(switches.integer)
-  parser:option("--memory", "limit of tensor memory of each rank (default: the machine's memory; \z
-    on a GPU 90% of what is free there)")
-    :argname "BYTES":convert(switches.count)
+  for _, row in ipairs(engine) do add(parser, row, device) end
   parser:option("--memory-limit"):target "memory":convert(switches.count):hidden(true) -- the same
-  parser:option("--rates", "speeds of the simulated machine, from which sim estimates times (.lua \z
-    or .json; default: measured on one machine)"):argname "FILE"
-  parser:flag("--strict", "a missing wait between streams is an error")
-  parser:flag("--pin", "pin threads to cores")
-  parser:flag("--tf32", "on a GPU: products of f32 tensors take numbers rounded to TF32, \z
-    which have three digits: that is faster")
   return parser
 end
 
@@ -183,11 +221,12 @@ end
 ---@param parsed table
 function switches.apply(parsed)
   launch.seed_random(parsed.seed or 0, 0)
-  require "moonshard.core".configure {
-    device = parsed.device, threads = parsed.threads, seed = parsed.seed,
-    memory_bytes = parsed.memory, pin = parsed.pin, strict = parsed.strict, tf32 = parsed.tf32,
-    share_gpu = parsed.share_gpu, near_gpu = parsed.device == "cuda",
-  }
+  local settings = { share_gpu = parsed.share_gpu, near_gpu = parsed.device == "cuda" }
+  for _, row in ipairs(engine) do
+    local name = target_of(row)
+    if row.setting ~= false then settings[row.setting or name] = parsed[name] end
+  end
+  require "moonshard.core".configure(settings)
   apply_rates(parsed)
 end
 

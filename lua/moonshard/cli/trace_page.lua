@@ -1,29 +1,24 @@
 -- The page of moonshard trace --html: a trace as a timeline, in one file without other resources.
 local core = require "moonshard.core"
+local html = require "moonshard.base.html"
 
--- Rows are streams, grouped by rank. Pointers (mouse, pen, fingers) and keys move the shown window
--- [from, to). The address has the window, so that a view can be shared. The page opens at the
--- second step, because the first one allocates memory and makes plans.
-local PAGE = [==[
-<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>@title@</title>
-<style>
-body { font: 13px system-ui, sans-serif; margin: 16px; color: #222; background: #fff }
-pre { font: 12px ui-monospace, monospace; overflow-x: auto }
+local STYLE = [==[
+#key { margin-bottom: 6px }
 #key span { display: inline-block; margin-right: 14px }
 #key i { display: inline-block; width: 10px; height: 10px; margin-right: 4px }
 #box { position: relative }
-canvas {
-  width: 100%; display: block; cursor: crosshair; border: 1px solid #ccc; touch-action: none
-}
+pre { overflow-x: auto }
+canvas { border: 1px solid var(--line); touch-action: none }
 canvas:focus { outline: 2px solid #4c78a8 }
 dl { display: grid; grid-template-columns: max-content auto; gap: 2px 12px }
-dt { color: #666 } dd { margin: 0 }
+dt { color: var(--faint) } dd { margin: 0 }
 #tip {
-  position: absolute; display: none; pointer-events: none; background: #222; color: #fff;
-  padding: 4px 7px; border-radius: 3px; font-size: 12px; white-space: pre; z-index: 1
+  position: absolute; display: none; pointer-events: none; z-index: 1; white-space: pre;
+  color: var(--back); background: var(--ink); padding: 4px 7px; border-radius: 3px; font-size: 12px
 }
-</style></head><body>
+]==]
+
+local BODY = [==[
 <h2>@title@</h2>
 <dl>@about@</dl>
 <div id="key"></div>
@@ -35,15 +30,19 @@ dt { color: #666 } dd { margin: 0 }
 <p>Wheel, two fingers, + and -: zoom. Drag, left and right: move. n and p: the next step, the one
 before. Double click, 0: everything.</p>
 <pre>@table@</pre>
-<script>
-"use strict";
-// rows: [rank, stream]; spans: [row, microseconds from the beginning, duration, name, kind, more]
-const data = @data@;
+]==]
+
+-- Rows are streams, grouped by rank. Pointers (mouse, pen, fingers) and keys move the shown window
+-- [from, to). The address has the window, so that a view can be shared. The page opens at the
+-- second step, because the first one allocates memory and makes plans.
+local SCRIPT = [==[
+// data.rows: [rank, stream]; data.spans: [row, microseconds from the beginning, duration, name,
+// kind, more]
 const colors = {
-  compute: "#4c78a8", comm: "#e45756", optimizer: "#54a24b", copy: "#9ecae9", wait: "#d8d8d8",
-  step: "#eeca3b", range: "#b279a2",
+  compute: hues.blue, comm: hues.red, optimizer: hues.green, copy: "#9ecae9", wait: "#d8d8d8",
+  step: hues.yellow, range: hues.purple,
 };
-const canvas = document.getElementById("picture"), tip = document.getElementById("tip");
+const canvas = byId("picture"), tip = byId("tip");
 const pen = canvas.getContext("2d");
 const left = 150, top_ = 22, height = 20, gap = 3;
 let whole = 1;
@@ -54,26 +53,21 @@ const steps = data.spans
 let from = 0, to = whole;
 for (const kind of Object.keys(colors)) {
   const entry = `<span><i style="background:${colors[kind]}"></i>${kind}</span>`;
-  document.getElementById("key").insertAdjacentHTML("beforeend", entry);
+  byId("key").insertAdjacentHTML("beforeend", entry);
 }
 const yOf = row => top_ + row * (height + gap);
 const width = () => canvas.clientWidth - left;
 const xOf = t => left + (t - from) / (to - from) * width();
 const tOf = x => from + (x - left) / width() * (to - from);
 function draw() {
-  const scale = window.devicePixelRatio || 1, tall = yOf(data.rows.length) + 4;
+  const tall = yOf(data.rows.length) + 4;
   canvas.style.height = tall + "px";
-  canvas.width = canvas.clientWidth * scale;
-  canvas.height = tall * scale;
-  pen.setTransform(scale, 0, 0, scale, 0, 0);
-  pen.clearRect(0, 0, canvas.clientWidth, tall);
-  pen.font = "11px system-ui, sans-serif";
-  pen.textBaseline = "middle";
+  clear(canvas, pen, canvas.clientWidth, tall);
   const unit = Math.pow(10, Math.ceil(Math.log10((to - from) / 10)));
   for (let t = Math.ceil(from / unit) * unit; t <= to; t += unit) {
-    pen.fillStyle = "#e8e8e8";
+    pen.fillStyle = tone("line");
     pen.fillRect(xOf(t), top_ - 6, 1, tall);
-    pen.fillStyle = "#666";
+    pen.fillStyle = tone("faint");
     pen.fillText(+(t / 1000).toFixed(3) + " ms", xOf(t) + 3, 9);
   }
   pen.save();
@@ -93,10 +87,10 @@ function draw() {
   pen.restore();
   data.rows.forEach(([rank, stream], row) => {
     if (row && data.rows[row - 1][0] !== rank) {
-      pen.fillStyle = "#999";
+      pen.fillStyle = tone("faint");
       pen.fillRect(0, yOf(row) - 2, canvas.clientWidth, 1);
     }
-    pen.fillStyle = "#222";
+    pen.fillStyle = tone("ink");
     pen.fillText(`rank ${rank}: ${stream}`, 4, yOf(row) + height / 2, left - 8);
   });
 }
@@ -180,12 +174,7 @@ if (asked) limit(+asked[1], +asked[2]);
 else if (steps.length > 1) show(steps[1]);
 else draw();
 canvas.focus({ preventScroll: true });
-</script></body></html>
 ]==]
-
-local function escaped(text)
-  return (text:gsub("&", "&amp;"):gsub("<", "&lt;"):gsub(">", "&gt;"))
-end
 
 -- The details that the pointer shows besides name, kind and time.
 local function more_of(args)
@@ -220,7 +209,7 @@ local function about_of(args)
   local items = {}
   for _, key in ipairs { "recipe", "command", "date", "machine", "version" } do
     if args[key] then
-      items[#items + 1] = ("<dt>%s</dt><dd>%s</dd>"):format(key, escaped(tostring(args[key])))
+      items[#items + 1] = ("<dt>%s</dt><dd>%s</dd>"):format(key, html.escaped(tostring(args[key])))
     end
   end
   return table.concat(items)
@@ -260,12 +249,13 @@ return function(title, events, text)
       }
     end
   end
-  -- In a script element only the text of its end tag is read as markup.
-  local values = {
-    title = escaped(title),
-    about = about_of(about),
-    table = escaped(text),
-    data = core.json_encode({ rows = heads, spans = spans }):gsub("<", "\\u003c"),
+  return html.page {
+    title = title,
+    style = STYLE,
+    body = html.filled(BODY, {
+      title = html.escaped(title), about = about_of(about), table = html.escaped(text),
+    }),
+    script = SCRIPT,
+    data = { rows = heads, spans = spans },
   }
-  return (PAGE:gsub("@(%l+)@", values))
 end

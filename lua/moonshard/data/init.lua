@@ -14,8 +14,6 @@ local MAGIC <const> = { [20240520] = true, [20240801] = true }
 ---@class ms.data
 local data = { to_tokens = core.to_tokens, to_text = core.to_text }
 
---- The bytes of files as tokens; of a folder, all files below it in order of their paths, without
---- those whose names begin with a dot.
 ---@param path string|string[]
 ---@return ms.Dataset?
 ---@return string? message
@@ -105,11 +103,8 @@ local function tell_bare(files, bare, count, largest)
     %d", bare, bare == 1 and "" or "s", bare == 1 and "is" or "are", log.grouped(count), largest)
 end
 
---- Token shards of llm.c or nanoGPT, one after the other. Files without a header, as nanoGPT's, are
---- named *.bin; a log line says how many tokens they have, and the largest id.
 ---@param pattern string a file, a folder, or a path with * and ? in its last part
----@param part? "train"|"valid" of a folder: "valid" are its files that are named val*, "train"
---- (unless given) the others
+---@param part? "train"|"valid"
 ---@return ms.Dataset?
 ---@return string? message
 ---@return string? code
@@ -146,8 +141,6 @@ local function find_idx(folder, names, kind)
     data.mnist(folder, { images = ..., labels = ... })"):format(folder, many, kind), "not_found")
 end
 
---- MNIST's idx files, plain or .gz. Batches are x f32 [batch, rows, columns] in 0 to 1, and labels
---- y i64 [batch]. files: names in the folder; unless given, the training files.
 ---@param folder string
 ---@param files? ms.MnistFiles
 ---@return ms.Dataset?
@@ -175,8 +168,6 @@ end
 ---@class ms.Dataset
 local Dataset = core.Dataset
 
---- batch: samples of one pass over all ranks of the group; each rank gets its slice. seed: the
---- engine's unless given. packed: batches have positions, too.
 ---@param options ms.LoaderOptions
 ---@return ms.Loader
 function Dataset:loader(options)
@@ -206,7 +197,6 @@ end
 
 local split = Dataset.split
 
---- The first part, and the rest.
 ---@param fraction number
 ---@return ms.Dataset
 ---@return ms.Dataset
@@ -220,8 +210,6 @@ function Dataset:split(fraction)
   return first, rest
 end
 
---- The tokenizer that `moonshard tokenize` has named beside these shards. nil: none is named; nil,
---- message, code: it cannot be read.
 ---@return ms.Tokenizer?
 ---@return string? message
 ---@return string? code

@@ -2,19 +2,12 @@
 local core = require "moonshard.core"
 local find = require "moonshard.docs.find"
 local glossary = require "moonshard.docs.glossary"
+local html = require "moonshard.base.html"
 local read = require "moonshard.docs.read"
 
-local PAGE = [==[
-<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>Moonshard @version@</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>
-:root { --ink: #222; --faint: #666; --line: #ddd; --back: #fff; --code: #f5f5f2; --link: #2a5db0 }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #ddd; --faint: #999; --line: #444; --back: #161616; --code: #222; --link: #8ab4f8 }
-}
+local STYLE = [==[
 body {
-  font: 15px/1.5 system-ui, sans-serif; margin: 0; color: var(--ink); background: var(--back);
+  font-size: 15px; line-height: 1.5; margin: 0;
   display: grid; grid-template-columns: 250px minmax(0, 1fr);
 }
 nav {
@@ -24,23 +17,22 @@ nav {
 nav a { display: block; color: var(--ink); text-decoration: none; padding: 1px 0 }
 nav a.class { padding-left: 12px; color: var(--faint) }
 main { padding: 16px 24px 80px; max-width: 900px; box-sizing: border-box }
-a { color: var(--link) }
 input {
   width: 100%; box-sizing: border-box; font: inherit; padding: 6px 8px; margin-bottom: 10px;
   color: inherit; background: var(--back); border: 1px solid var(--line); border-radius: 4px;
 }
 h2 { border-bottom: 1px solid var(--line); margin-top: 44px }
 h3 { margin: 28px 0 4px }
-code, .signature { font: 13.5px/1.5 ui-monospace, monospace; background: var(--code) }
+code, .signature { background: var(--code) }
 code { padding: 0 3px; border-radius: 3px }
 .signature {
-  padding: 6px 10px; border-radius: 4px; margin: 18px 0 4px; overflow-wrap: anywhere;
-  padding-left: 34px; text-indent: -24px;
+  font: 13px/1.5 ui-monospace, monospace; padding: 6px 10px; border-radius: 4px;
+  margin: 18px 0 4px; overflow-wrap: anywhere; padding-left: 34px; text-indent: -24px;
 }
 .text { margin: 0 0 0 10px } .notes { margin: 10px 0 0 10px; color: var(--faint) }
 .field .signature { background: none; margin: 6px 0 0; padding-top: 0; padding-bottom: 0 }
 .field .text { margin-left: 34px; color: var(--faint) }
-pre { white-space: pre-wrap; font: 13px/1.5 ui-monospace, monospace }
+pre { white-space: pre-wrap }
 dt { font-weight: 600; margin-top: 8px } dd { margin: 0 0 0 16px }
 .example { margin: 4px 0 0 10px; padding: 6px 10px; border-left: 3px solid var(--line);
   overflow-x: auto }
@@ -51,7 +43,9 @@ dt { font-weight: 600; margin-top: 8px } dd { margin: 0 0 0 16px }
   nav .list { max-height: 180px; overflow: auto }
   main { padding: 12px }
 }
-</style></head><body>
+]==]
+
+local BODY = [==[
 <nav><h1 style="font-size: 17px; margin: 0 0 8px">Moonshard @version@</h1>
 <input id="search" type="search" placeholder="search" aria-label="search the reference">
 <div class="list">@contents@</div></nav>
@@ -61,9 +55,10 @@ dt { font-weight: 600; margin-top: 8px } dd { margin: 0 0 0 16px }
 <section id="glossary"><h2>Glossary</h2><dl>@glossary@</dl></section>
 <p id="nothing" class="hidden">Nothing has these words.</p>
 </main>
-<script>
-"use strict";
-const box = document.getElementById("search");
+]==]
+
+local SCRIPT = [==[
+const box = byId("search");
 const items = [...document.querySelectorAll(".item, dt")];
 // Shows what has all words of the search: names first decide, then the text.
 function search() {
@@ -82,7 +77,7 @@ function search() {
     const here = words.length === 0 || own.some(item => !item.classList.contains("hidden"));
     part.classList.toggle("hidden", !here);
   }
-  document.getElementById("nothing").classList.toggle("hidden", count > 0);
+  byId("nothing").classList.toggle("hidden", count > 0);
   return count;
 }
 box.addEventListener("input", search);
@@ -91,12 +86,9 @@ document.addEventListener("keydown", e => {
 });
 const asked = new URLSearchParams(location.search).get("q");
 if (asked) { box.value = asked; search(); }
-</script></body></html>
 ]==]
 
-local function escaped(text)
-  return (text:gsub("&", "&amp;"):gsub("<", "&lt;"):gsub(">", "&gt;"):gsub('"', "&quot;"))
-end
+local escaped = html.escaped
 
 -- Words between backquotes are code, words between two stars are bold.
 local function marked(text)
@@ -183,5 +175,8 @@ return function()
     version = core.version, contents = table.concat(contents, "\n"), rules = escaped(all.rules),
     body = table.concat(body, "\n"), glossary = table.concat(words, "\n"),
   }
-  return (PAGE:gsub("@(%l+)@", values))
+  return html.page {
+    title = "Moonshard " .. core.version, style = STYLE, body = html.filled(BODY, values),
+    script = SCRIPT,
+  }
 end

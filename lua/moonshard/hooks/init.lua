@@ -118,12 +118,10 @@ local function compress(name, dtype)
   end
 end
 
---- Casts to f16, averages, casts back. group: instead of the bucket's, for all_reduce buckets.
 ---@param options? { group?: ms.Group }
 ---@return ms.Link
 hooks.fp16_compress = compress("fp16_compress", "f16")
 
---- Casts to bf16, averages, casts back. group: instead of the bucket's, for all_reduce buckets.
 ---@param options? { group?: ms.Group }
 ---@return ms.Link
 hooks.bf16_compress = compress("bf16_compress", "bf16")
@@ -137,15 +135,12 @@ table.sort(by_name)
 
 --------------------------------------------------------------------------------------------- stages
 
---- State of a link, saved in checkpoints under this name.
 ---@param name string
 ---@return ms.State
 hooks.state = link_state.new
 
 local stage_options = { "name", "needs", "gives", "encode", "decode", "observe", "is_local" }
 
---- Makes a link from functions, each of which is optional: encode changes the buffer before the
---- later links, decode changes their result, observe only reads.
 ---@param stage ms.Stage
 ---@return ms.Link
 function hooks.stage(stage)
@@ -497,8 +492,6 @@ local function check_dtypes(list, what)
   end
 end
 
---- Makes a chain of links. If its last link does not reduce, hooks.reduce { op = "avg" } follows. A
---- chain is a link, too.
 ---@param links ms.LinkLike[]
 ---@return ms.Link
 function hooks.chain(links)
@@ -578,9 +571,6 @@ local function default_reduction(op)
   end
 end
 
---- The reduction that the kind of the bucket needs. op: "avg" unless given. between, for hybrid
---- buckets: the links that reduce a shard over the ranks that hold it, after the reduction over the
---- shard group.
 ---@param options? { op?: ms.Op, between?: ms.LinkLike }
 ---@return ms.Link
 function hooks.reduce(options)

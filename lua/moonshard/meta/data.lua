@@ -22,7 +22,8 @@
 --- Data sets are read once and held in host memory. A data set, a part of it or a loader that a
 --- script drops is freed by the collector, which knows what they hold; `close` frees at once.
 ---@class ms.data
---- The bytes of files, and of all files below folders, as tokens.
+--- The bytes of files as tokens; of a folder, those of all files below it in the order of their
+--- paths, without files and folders whose names begin with a dot.
 --- ```lua
 --- local file = assert(io.open("text.txt", "w"))
 --- file:write(("To be, or not to be. "):rep(100))
@@ -32,11 +33,12 @@
 --- valid:size() --> 210
 --- ```
 ---@field bytes fun(path: string|string[]): ms.Dataset?, string?, string?
---- Token shards (`.bin`, u16 or u32) of llm.c or nanoGPT. pattern: a file, a folder, or a path with
---- * and ? after its last slash. Of a folder, part "valid" are the files that are named val*, and
---- "train", which is the part unless given, are the others. A file without a header (nanoGPT's) is
---- named *.bin: text is read by `bytes`, or `moonshard tokenize` makes shards of it. One log line
---- says how many files have no header, how many tokens they have, and the largest id.
+--- Token shards (`.bin`, u16 or u32) of llm.c or nanoGPT, one after another. pattern: a file, a
+--- folder, or a path with * and ? after its last slash. Of a folder, part "valid" are the files
+--- that are named val*, and "train", which is the part unless given, are the others. A file without
+--- a header (nanoGPT's) is named *.bin: text is read by `bytes`, or `moonshard tokenize` makes
+--- shards of it. One log line says how many files have no header, how many tokens they have, and
+--- the largest id.
 --- ```lua
 --- -- Shards are made by `moonshard tokenize`; these are of 4 ids.
 --- local file = assert(io.open("ids_00000.bin", "wb"))
@@ -79,7 +81,7 @@
 ---@field split fun(self, fraction: number): ms.Dataset, ms.Dataset
 --- The tokenizer that `moonshard tokenize` has named beside these shards of tokens, in NAME.json. A
 --- relative path begins at the current folder, or else at that of NAME.json. nil: none is named;
---- nil, message, code: it is not there, or is not the one that made the shards.
+--- nil, message, code: it is not there, cannot be read, or is not the one that made the shards.
 --- ```lua
 --- local file = assert(io.open("ids_00000.bin", "wb"))
 --- file:write(string.pack("<HHHH", 5, 6, 7, 8))

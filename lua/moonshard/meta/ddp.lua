@@ -130,7 +130,8 @@
 --- ranks and may change from pass to pass. A link that keeps a running mean over passes must then
 --- weigh each pass by it, so that all inputs count equally. options.stop: all ranks raise when the
 --- first one has no more inputs. At the end all ranks have the parameters of a rank that had inputs
---- longest, and their optimizers and scalers have the states of that rank's.
+--- longest, and their optimizers and scalers have the states of that rank's. f must communicate
+--- through this model only. Returns f's results.
 --- ```lua
 --- local model = ms.ddp(ms.nn.Linear(2, 1))
 --- local inputs = { ms.ones { 1, 2 }, ms.ones { 1, 2 } } -- ranks may have different numbers

@@ -2,8 +2,9 @@
 -- Annotations: files, checkpoints, traces, scripts of recipes.
 
 ---@class ms.safetensors
---- Reads the tensors of a file (only those in `names`, if given). Returns them by name, and the
---- file's metadata; on failure nil, message, code.
+--- Reads the tensors of a file (only those in `names`, if given; "not_found" if one is missing).
+--- Returns them by name, and the file's metadata; on failure nil, message, code. A file that breaks
+--- a rule of the format is refused as a whole.
 --- ```lua
 --- assert(ms.safetensors.save("pair.safetensors", { a = ms.ones { 2 }, b = ms.zeros { 3 } }))
 --- local tensors = assert(ms.safetensors.load("pair.safetensors", { "a" }))
@@ -11,12 +12,14 @@
 --- tensors.b --> nil
 --- ```
 ---@field load fun(path: string, names?: string[]): table<string, ms.Tensor>?, table<string, string>|string, string?
---- Writes a file, as a whole or not at all; **blocks** until the tensors have their values.
+--- Writes a file, as a whole or not at all; **blocks** until the tensors have their values. The
+--- same tensors give the same file.
 --- ```lua
 --- ms.safetensors.save("one.safetensors", { w = ms.ones { 2, 2 } }, { made_by = "me" }) --> true
 --- ```
 ---@field save fun(path: string, tensors: table<string, ms.Tensor>, metadata?: table<string, string>): true?, string?, string?
---- Dtypes and shapes of a file's tensors by name, and the file's metadata.
+--- Dtypes and shapes of a file's tensors by name, and the file's metadata, without reading the data
+--- of tensors. A dtype may be one that cannot be loaded, as "f64".
 --- ```lua
 --- assert(ms.safetensors.save("one.safetensors", { w = ms.ones { 2, 3 } }, { made_by = "me" }))
 --- local tensors, metadata = ms.safetensors.header "one.safetensors"
@@ -36,26 +39,31 @@
 --- Writes a folder step-NNNNNNNN below `folder` and returns its path. Its number is that of the
 --- next step: things.step, else the one after the current step. All ranks call it; rank 0 writes.
 --- Values are copied before it returns, and are written in the background, as a whole or not at
---- all. If that fails, the next save or wait returns the failure. The folder is locked meanwhile:
---- another job that saves there gets "denied". Where things are sharded, each
---- rank writes a file; the call **blocks** until all files are on disk and rank 0 has committed
---- them, and all ranks have the same result. Before anything is written, ranks compare what they
---- must hold alike, as `model:check_replicas(optimizer)` does; a difference raises on all ranks. A
---- program of `moonshard run`
---- whose last save failed ends with exit code 3.
+--- all. If that fails, the next save or wait returns the failure; that save writes its own
+--- checkpoint all the same. Only rank 0 returns failures, but all ranks return "mismatch" if the
+--- folder is not the same on all hosts. The folder is locked until the files are on disk, unless
+--- this process has locked it before: another job that saves there gets "denied". Where things are
+--- sharded, or ranks hold different values, each rank writes a file; the call **blocks** until all
+--- files are on disk and rank 0 has committed them, and all ranks have the same result. Before
+--- anything is written, ranks compare what they must hold alike, as
+--- `model:check_replicas(optimizer)` does; a difference raises on all ranks. A program of
+--- `moonshard run` whose last save failed ends with exit code 3.
 --- ```lua
 --- local model = ms.nn.Linear(2, 2)
 --- ms.checkpoint.save("kept", { model = model, step = 10 }) --> "kept/step-00000010"
 --- ```
 ---@field save fun(folder: string, things: table<string, any>): string?, string?, string?
---- **blocks** until the checkpoint that is being written is on disk.
+--- **blocks** until the checkpoint that is being written is on disk. nil, message, code: why the
+--- last one was not written.
 --- ```lua
 --- assert(ms.checkpoint.save("kept", { model = ms.nn.Linear(2, 2), step = 11 }))
 --- ms.checkpoint.wait() --> true
 --- ```
 ---@field wait fun(): true?, string?, string?
---- Loads things of these names in place, and returns all values by name. All ranks call it, and
---- have the same result.
+--- Loads things of these names in place, and returns all values by name: these things, and all
+--- plain values that were saved. path: a checkpoint, as save or latest returned it. things: objects
+--- with load_state; for a plain value, any value. All ranks call it, and have the same result. If a
+--- file or a tensor is damaged ("corrupt"), nothing has changed.
 --- ```lua
 --- local model = ms.nn.Linear(2, 2)
 --- local path = assert(ms.checkpoint.save("kept", { model = model, step = 12 }))
@@ -65,9 +73,10 @@
 --- other.weight:eq(model.weight):all() --> true
 --- ```
 ---@field load fun(path: string, things?: table<string, any>): table<string, any>?, string?, string?
---- The path of the newest checkpoint that is not damaged; nil if there is none. Damage is found by
---- manifest and file sizes; a warning names each damaged checkpoint. If there are checkpoints and
---- none can be read: nil, message, code.
+--- The path of the newest checkpoint that is not damaged; nil if there is none. **Blocks** until
+--- one that is being written is on disk. Damage is found by manifest and file sizes; a warning
+--- names each damaged checkpoint that was skipped. If there are checkpoints and none can be read:
+--- nil, message, code. "unsupported": the newest is of a newer version.
 --- ```lua
 --- ms.checkpoint.latest "nothing here" --> nil
 --- ```
@@ -103,9 +112,9 @@
 --- Wraps the model with ms.ddp, or with ms.fsdp where shard= is given, and makes its optimizer, as
 --- the options of cfg say; one rank without any of them keeps the plain model. make(net) gives the
 --- optimizer. The third result is extra.clip, or nil where the policy may step in backward: the
---- chain then clips by the norm of the step before. model may be a function that makes it, or
---- gives nil and a message: a model that is sharded is then made on "meta", so that no rank ever
---- holds the whole.
+--- chain then clips by the norm of the step before. model may be a function that makes it, or gives
+--- nil and a message: a model that is sharded is then made on "meta", so that no rank ever has more
+--- than its shards and one unit, also of weights that nn.pretrained reads.
 --- ```lua
 --- local cfg = ms.config(ms.scripts.options { lr = 1e-3 })
 --- local model, optimizer = ms.scripts.apply(cfg, ms.nn.Linear(2, 2), function(net)
@@ -144,6 +153,15 @@
 --- ms.scripts.tokenizer(model) --> nil
 --- ```
 ---@field tokenizer fun(model: ms.LanguageModel, ...: ms.Dataset): ms.Tokenizer?
+--- The end of a recipe: saves the model into the folder "model" of the run, and says where it is and
+--- what the last validation has given. With has_adapters, it first saves the adapters into the folder
+--- "adapter" and merges them into the model. All ranks call it. A model that cannot be saved raises.
+--- ```lua
+--- local model = ms.nn.gpt2 { vocab = 64, context = 16, layers = 1, width = 32, heads = 2 }
+--- ms.scripts.save({ step = 0, tokens_per_second = 0, run = "." }, model)
+--- io.open("model/config.json") ~= nil --> true
+--- ```
+---@field save fun(result: ms.TrainResult, model: ms.LanguageModel, has_adapters?: boolean)
 
 ---@class ms.trace
 --- Starts recording the work of all streams and ranks. path: the file to write, as JSON for Chrome
@@ -160,7 +178,8 @@
 --- ms.trace.stop()
 --- ```
 ---@field stop fun()   ends recording and writes the file; **blocks**
---- Runs f; the trace shows the work that f enqueues as a range of this name.
+--- Runs f and returns its results. The trace shows the work that f enqueues as a range of this
+--- name.
 --- ```lua
 --- ms.trace.range("norms", function() return ms.ones({ 4 }):norm() end) --> 2.0
 --- ```

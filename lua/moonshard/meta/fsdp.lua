@@ -5,10 +5,10 @@
 ---@class ms.Wrap
 ---@field class? string|string[]       modules of these classes
 ---@field names? string[]
---- Modules with at least so many numbers that are not in such modules inside of them.
+--- Modules with at least so many elements, not counting those of such modules inside of them.
 ---@field min_elements? integer
---- Each list of modules is one unit, although its modules may run apart: what they share, as a tied
---- embedding and head, stays gathered until all of them have run.
+--- Each list of modules is one unit, even if they run at different times: the unit of a tied
+--- embedding and head stays gathered until both have run.
 ---@field groups? string[][]
 
 ---@alias ms.ShardStrategy "full_shard"|"shard_grad_op"|"no_shard"|"hybrid_shard"
@@ -16,145 +16,149 @@
 
 ---@class ms.FSDPOptions
 ---@field group? ms.Group              ranks whose gradients are averaged; the world unless given
---- "full_shard" (the default): shards over all ranks; a unit's whole parameters are dropped after
---- its forward and after its backward. "shard_grad_op": dropped after backward only. "no_shard":
---- every rank has whole parameters. "hybrid_shard", "hybrid_shard_zero2": as the first two within
---- shard_group, with a copy in each. "zero3" and "zero2" are other names of the first two.
+--- "full_shard" (the default) shards over all ranks, and drops a unit's whole parameters after its
+--- forward and after its backward. "shard_grad_op" drops them after backward only. With "no_shard"
+--- every rank has whole parameters. "hybrid_shard" and "hybrid_shard_zero2" are the first two
+--- within each shard_group, and each of these groups has a copy of the model. "zero3" and "zero2"
+--- are other names of the first two.
 ---@field strategy? ms.ShardStrategy
---- Of the hybrid strategies: the ranks that share one copy, and those that hold the same shard;
---- group:levels() unless given, for which each host must have as many ranks.
+--- Of the hybrid strategies: the ranks that share one copy, and the ranks that hold the same shard.
+--- Unless given: the groups of group:levels(), for which all hosts must have equally many ranks.
 ---@field shard_group? ms.Group
 ---@field replica_group? ms.Group
 --- Whether units other than the root are dropped after forward; the strategy decides unless given.
---- A number: N consecutive ranks of those that share one copy keep it together until backward,
---- which then gathers among these N only. N divides their number, and is neither 1 nor all. With
---- find_unused and in join all keep shards only, since some rank may not have run the forward.
+--- An integer N: after forward, groups of N consecutive ranks keep the parameters sharded among
+--- themselves (ZeRO++ secondary shards), and backward gathers within such a group. N divides the
+--- number of ranks that share one copy, and is neither 1 nor this number. With find_unused and in
+--- join ranks keep their shards only, since some rank may not have run the forward.
 ---@field reshard_after_forward? boolean|integer
---- What becomes a unit; the root has the rest. Unless given: the blocks of GPT-2 and Llama; other
---- models are one unit.
+--- Which modules become units; the root has the rest. Unless given: the blocks of GPT-2 and Llama;
+--- any other model is one unit.
 ---@field wrap? ms.Wrap|fun(module: ms.Module, name: string): boolean
---- A chain whose links take buckets of the kind: "reduce_scatter", "hybrid", or "all_reduce" where
+--- A chain. Its links take buckets of the kind "reduce_scatter", "hybrid", or "all_reduce" where
 --- parameters are not sharded. hooks.reduce { op = "avg" } unless given.
 ---@field comm_hook? ms.LinkLike
 --- What is gathered ahead of its use: the name of a strategy, a file that returns one, or what
---- ms.prefetch gives. "backward_pre" (the default): before a unit's backward the unit that comes
---- next, by the order of forward; "backward_post": after a unit's backward, by the order of the
---- last backward;
---- "forward": when a unit's forward begins, the one that was used next in the forward before;
---- "both": "backward_pre" and "forward"; "none"; "by_budget": see budgets; "tuned": measures units
---- and channels, forecasts a pass with each of several plans, runs the two best and the default in
---- turn, and keeps the fastest (stats().prefetch.tuned). "by_budget" is one of the plans, so units
---- may stay gathered: budget_bytes and budgets limit that.
+--- ms.prefetch gives. "backward_pre" (the default): before a unit's backward, the unit that comes
+--- next, by the order of forward. "backward_post": the next unit after a unit's backward, by the
+--- order of the last backward. "forward": when a unit's forward begins, the unit that followed it
+--- in the last forward. "both": "backward_pre" and "forward". "none". "by_budget": see budgets.
+--- "tuned": measures units and channels, forecasts a pass with each of several plans, runs the two
+--- best and the default in turn, and keeps the fastest (stats().prefetch.tuned). One of these plans
+--- is "by_budget", so units may stay gathered: budget_bytes and budgets limit that.
 ---@field prefetch? string|ms.Prefetch
---- The most bytes of gathered units, all together, that a plan may hold; no limit unless given.
+--- The most bytes that gathered units may take together under a plan; no limit unless given.
 ---@field budget_bytes? integer
---- Of the strategy "by_budget", and for planners (view.budgets).
+--- Numbers of elements for the strategy "by_budget", and for planners (view.budgets).
 ---@field budgets? ms.PrefetchBudgets
 --- Gathers wait until at most so many units have been dropped since; 2 unless given.
 ---@field max_in_flight? integer
 ---@field max_in_flight_bytes? integer  no limit unless given
 ---@field max_reductions? integer      reductions under way at a time; 2 unless given
---- Gives some parameters other ranks to share them (experts): the group of this rank, the same one
---- for all of them; nil: all ranks share the parameter. These groups partition the model's ranks.
---- Each holds parameters of its own, with other names: nothing of them is compared or summed
---- between groups, under all strategies they are sharded over their group, and means are over the
---- ranks of the model.
+--- For experts: this rank's group, over which the parameter is sharded; nil: all ranks of the
+--- model. A rank has one such group, and these groups partition the model's ranks. Each group has
+--- parameters of its own, with other names: they are not compared or summed between groups, and are
+--- sharded over their group under all strategies. Means are over the ranks of the model.
 ---@field group_of? fun(name: string, parameter: ms.Parameter): ms.Group?
 --- How a unit is cut into shards. "flat" (the default): its parameters end to end, cut anywhere;
---- pieces are 1-D. "rows": each parameter along its first dimension, so pieces have whole rows; a
---- rank may have none of a small parameter. Padding and copies cost some memory and time.
+--- pieces are 1-D. "rows": each parameter along its first dimension. Pieces then have whole rows,
+--- and a rank may have none of a small parameter; padding and copies cost some memory and time.
 ---@field layout? "flat"|"rows"
 --- What `accumulate` does in passes before the last. "shard" (the default): gradients are reduced,
---- and shards add up, which takes the least memory; under the hybrid strategies replicas exchange
---- nothing (where a link in Lua or a reduction other than hooks.reduce is in the chain, they do).
---- "all": each pass reduces between replicas too. "local": nothing travels, as in no_sync, and as
+--- and shards add up, which takes the least memory. Under the hybrid strategies replicas then
+--- exchange nothing, unless the chain has a link in Lua or a reduction other than hooks.reduce.
+--- "all": each pass reduces between replicas too. "local": nothing is sent, as in no_sync and in
 --- accumulate of a ddp model; whole gradients stay in memory.
 ---@field accumulate? "local"|"shard"|"all"
---- true: ranks may use different units. At each edge, ranks tell each other which unit they need
---- next, and all take part in its gather or reduction, so ranks wait for each other and nothing is
---- gathered ahead. Every rank runs as many forwards and backwards of the model. Without it all
---- ranks use the same units in the same order; another order ends the job, with the unit and the
---- ranks.
+--- true: ranks may use different units. At each edge (begin or end of a unit's use) ranks tell each
+--- other which unit they need next, and all take part in its gather or reduction. So ranks wait for
+--- each other, and nothing is gathered ahead. Every rank runs equally many forwards and backwards
+--- of the model. Without it all ranks use the same units in the same order; another order ends the
+--- job with an error that names the unit and the ranks.
 ---@field find_unused? boolean
 --- Gradients are summed and divided by this number; the group's size unless given.
 ---@field divide_factor? number
---- What travels in gathers in place of a shard: f gets the shard, 1-D in the dtype of computing,
---- and returns a 1-D tensor of any dtype, as long on all ranks. It runs as a hook on the stream of
---- gathers, once for each part of a unit, whenever the unit is gathered, and must give the same
---- result for the same shard. Gathers for summon, states and full_precision_eval go without. Bytes
---- in stats are those that travel. Errors: another length or dtype on some rank ends the job.
+--- Makes what a gather sends in place of a shard. It gets the shard, 1-D in the dtype of computing,
+--- and returns a 1-D tensor of any dtype, equally long on all ranks. It runs as a hook on the
+--- stream of gathers, once for each part of a unit, whenever the unit is gathered, and must give
+--- the same result for the same shard. Gathers for summon, states and full_precision_eval do not
+--- call it. Bytes in stats are those that are sent. Another length or dtype on some rank ends the
+--- job.
 ---@field before_gather? fun(shard: ms.Tensor, unit: ms.Unit, part: ms.ShardPart): ms.Tensor
---- Makes whole parameters of what all ranks sent, one after another: a 1-D float tensor, all shards
---- one after another, zeros included. It runs as before_gather does. Without it, what travels must
---- be that.
+--- Makes the whole parameters from what all ranks sent, in the order of ranks. It returns a 1-D
+--- float tensor: all shards in this order, zeros included. It runs as before_gather does. Without
+--- after_gather, what the ranks send must have this form.
 ---@field after_gather? fun(gathered: ms.Tensor, unit: ms.Unit, part: ms.ShardPart): ms.Tensor
---- Units compute in another dtype than shards, gradients of shards and optimizers have. A shard is
---- cast before it is gathered, so gathers send the bytes of precision.param. Each parameter's
---- gradient is rounded once to precision.reduce, after backward has added up its uses, and in that
---- dtype gradients add up in no_sync and with accumulate = "local"; reduced gradients, as f32
+--- Lets units compute in another dtype than shards, gradients of shards and optimizers have. A
+--- shard is cast before its gather, so gathers send the bytes of precision.param. After backward
+--- has added up all uses of a parameter, its gradient is rounded once to precision.reduce. In this
+--- dtype gradients add up in no_sync and with accumulate = "local"; reduced gradients add up as f32
 --- shards. A parameter's tensor has precision.param while its unit is used, and its own dtype
 --- outside and in summon. Where param and reduce differ, hooks of parameters see no gradient in
---- backward. A chain that begins with a cast to 16 bits takes the place of a reduce of 16 bits: it
---- gets f32. A function gives each unit options of its own; nil: the unit computes in its
---- parameters' dtypes, and nothing of it is cast. It gets the unit's module (the first one of a
---- group) and the unit's name, which is "" for the root. The field `units` does the same by name.
---- Inputs of a unit in f32 are cast to f32 only if its options say param = "f32".
+--- backward. If the hook chain starts with a 16-bit cast, a 16-bit precision.reduce is ignored and
+--- the chain receives f32. A function gives each unit options of its own; nil: the unit computes in
+--- its parameters' dtypes, without casts. It gets the unit's module (the first one of a group) and
+--- the unit's name, "" for the root. The field `units` does the same by name. A unit that computes
+--- in f32 casts its inputs to f32 only if its options say param = "f32".
 ---@field precision? ms.ShardedPrecision|fun(module: ms.Module, name: string): ms.UnitPrecision?
---- true: gradients of shards stay in precision.reduce. They take less memory; optimizers, clipping
---- and loss scalers compute in f32 from them, and what passes add up is rounded each time.
+--- true: gradients of shards stay in precision.reduce, and take less memory. Optimizers, clipping
+--- and loss scalers compute from them in f32. Sums over several passes are rounded in each pass.
 ---@field keep_low_precision_grads? boolean
---- true: while the model is in evaluation mode (model:eval()) forwards gather and compute in the
---- parameters' dtype, with buffers in theirs, and inputs of units are not cast, nor are outputs but
---- the model's. Forwards that are recorded in both modes need a backward in between.
+--- true: in evaluation mode (model:eval()) forwards gather and compute in the parameters' dtype,
+--- and buffers have their own. Inputs of units are not cast, and of outputs only the model's.
+--- Recorded forwards in both modes need a backward between them.
 ---@field full_precision_eval? boolean
---- "cpu": shards, their gradients and the states of their optimizers are in the host's memory; on
---- CPU ranks in a second pool (ms.memory().offload_live). On a GPU it is pinned memory, as much as
+--- "cpu": shards, their gradients and the states of their optimizers are in host memory. On CPU
+--- ranks this is a second pool (ms.memory().offload_live). On a GPU it is pinned memory, as much as
 --- the machine has: the GPU steps optimizers and measures norms there, over the bus. A shard is
---- copied before its gather, a reduced gradient after its reduction, both on their streams.
+--- copied before its gather and a reduced gradient after its reduction, on the stream of that
+--- collective.
 ---@field offload? "cpu"
---- Whether offloaded memory is pinned. On a GPU it is, as its tasks use it: false is an error
---- there. Without effect on CPU ranks.
+--- Whether offloaded memory is pinned. On a GPU it always is, because the GPU's tasks use it: false
+--- is an error there. On CPU ranks pin has no effect.
 ---@field pin? boolean
---- Names or Lua patterns of parameters and buffers that stay as they are on each rank: parameters
---- are neither copied nor sharded, and their gradients are this rank's; buffers are not copied.
+--- Names or Lua patterns of parameters and buffers that each rank keeps for itself. Such parameters
+--- are neither copied nor sharded, and their gradients are this rank's; such buffers are not
+--- copied.
 ---@field ignored? string[]
 --- true (the default): wrapping copies rank 0's parameters and buffers to all ranks, so that shards
---- are cut from one model. Of parameters on "meta" that each rank reads from a file, ranks compare
---- samples: another file on some rank is an error. Ranks compare their models in any case.
+--- are cut from one model. If each rank reads parameters on "meta" from a file, ranks compare
+--- samples of the values: another file on some rank is an error. Ranks compare their models in any
+--- case.
 ---@field init_sync? boolean
---- true: before each recorded forward all ranks get rank 0's buffers. Without, each rank has its
+--- true: before each recorded forward all ranks get rank 0's buffers. Otherwise each rank has its
 --- own.
 ---@field broadcast_buffers? boolean
 
 ---@class ms
 ---@field fsdp ms.fsdp
 --- Shards a model over the ranks. Each rank keeps a part of every parameter, of its gradient and of
---- its optimizer's state; a unit's whole parameters exist only while it is used. The model is
---- changed in place: modules are used as before, and parameters are this rank's pieces between uses
---- (1-D, or rows: see layout). Make optimizers afterwards. Their kinds must be elementwise. Of a
---- model that was made on "meta" the values are made one unit at a time, so that no rank ever holds
+--- its optimizer's state; a unit's whole parameters exist only while the unit is used. The model is
+--- changed in place: modules are used as before, and between uses parameters are this rank's pieces
+--- (1-D, or rows: see layout). Make optimizers afterwards; their kinds must be elementwise. If the
+--- model was made on "meta", its values are made one unit at a time, so that no rank ever holds
 --- more than its shards and one unit. Ranks compare models and options first: an error names the
---- first difference, and nothing has travelled.
+--- first difference, and nothing has been sent then.
 ---
---- Which parameters have a gradient after a backward that reduces, as under `ms.ddp` with
---- find_unused: those that this rank has used since zero_grad, and those that only other ranks have
---- used. A parameter that no rank has used has none (nil), whether others of its unit were used or
---- not, as in one process. Optimizers pass over it: neither decay nor momentum moves it. For this,
---- ranks tell each other at the end of a backward what they have used. Only a rank that has left
---- out a member of a unit that it used waits for the answers.
+--- After a backward that reduces, the same parameters have a gradient as under `ms.ddp` with
+--- find_unused: those that any rank has used since zero_grad. A parameter that no rank has used has
+--- none (nil), even if others of its unit were used, as in one process. Optimizers skip it: neither
+--- decay nor momentum moves it. For this, ranks tell each other at the end of a backward what they
+--- have used. Only a rank that has left out a parameter of a unit that it used waits for the
+--- answers.
 ---
---- A piece is refused by what needs the whole parameter (products, lookups, norms, attention,
---- convolutions, changes of the shape), with its name and unit, whatever the layout and also in
---- no_grad: a weight that two modules share needs one unit of both (wrap = { groups = ... }). Taken
---- are elementwise operators with numbers and tensors of the piece's shape, whose results are
---- pieces too, comparisons, and over all elements sum, dot, max, min, any and all: of this rank's
---- elements. `state { kind = "sharded", live = true }` has pieces as plain tensors.
+--- Operators that need the whole parameter (products, lookups, norms, attention, convolutions,
+--- changes of the shape) refuse a piece, with its name and unit, under any layout and also in
+--- no_grad. So two modules that share a weight need one unit (wrap = { groups = ... }). A piece is
+--- accepted by elementwise operators with numbers and tensors of its shape, whose results are
+--- pieces too, and by comparisons. sum, dot, max, min, any and all over all elements see this
+--- rank's elements. `state { kind = "sharded", live = true }` has pieces as plain tensors.
 ---
---- A penalty on the weights, as `p:square():sum()` over model:parameters(), is computed from this
---- rank's pieces. Its gradient is added to the reduced one, so a step is what it is under `ms.ddp`;
---- its value is that of the pieces. All ranks compute it, in the same backward as the loss or in
---- another. Refused: in a join; and where a policy has stepped the parameter before, which happens
---- if the penalty is computed before the forward.
+--- The value of a penalty on the weights, as `p:square():sum()` over model:parameters(), is that of
+--- this rank's pieces. Its gradient is added to the reduced one, so a step is what it is under
+--- `ms.ddp`. All ranks compute it, in the same backward as the loss or in another. It is refused in
+--- a join, and where a policy has stepped the parameter before, which happens if the penalty is
+--- computed before the forward.
 ---@class ms.fsdp
 --- ```lua
 --- local blocks = ms.nn.Sequential(ms.nn.Linear(4, 4), ms.nn.Linear(4, 1))
@@ -167,19 +171,20 @@
 --- #model:units() --> 3
 --- ```
 ---@overload fun(model: ms.Module, options?: ms.FSDPOptions): ms.FSDP
+--- The sharded models in a module, in order: itself, or those below it.
 --- ```lua
 --- local inner = ms.nn.Sequential(ms.nn.Linear(2, 2), ms.nn.Linear(2, 2))
 --- local model = ms.fsdp(inner)
 --- #ms.fsdp.roots(model) --> 1
 --- ```
----@field roots fun(module: ms.Module): ms.FSDP[]   sharded models in a module, in order
+---@field roots fun(module: ms.Module): ms.FSDP[]
 
---- Parameters of a unit that are in one shard: those of one dtype, trained or not.
+--- The parameters of a unit that share a shard: those of one dtype, all trained or all frozen.
 ---@class ms.ShardPart
 ---@field index integer                from 0, in its unit
 ---@field length integer               of each rank's shard, zeros included
---- Where parameters are in this rank's shard: `count` elements after the first `at`. By rows these
---- are rows of the parameter, and equal on all ranks. shape: of the whole parameter.
+--- Where parameters are in this rank's shard: `count` elements after the first `at`. With layout
+--- "rows" these are whole rows, and spans are equal on all ranks. shape: of the whole parameter.
 ---@field spans { name: string, shape: integer[], at: integer, count: integer }[]
 
 ---@class ms.Unit
@@ -195,47 +200,46 @@
 ---@field writeback? boolean           true unless given
 ---@field names? string[]              full names of parameters; all unless given
 --- "cpu": whole values, and gradients with grads, are where the option offload of ms.fsdp puts
---- shards (ms.memory().offload_live). They go there one unit after another, so the rest of the
---- memory never has more than one unit's besides this rank's parts. Parameters that are not
---- sharded, as on one rank, stay where they are. Without rank0_only each rank of a host has a copy
---- of all. Refused under strategy "no_shard", where nothing is gathered, unless the model's own
---- offload is "cpu".
+--- shards (ms.memory().offload_live). They go there unit by unit, so the rest of the memory never
+--- has more than one unit and this rank's parts. Parameters that are not sharded, as on one rank,
+--- stay where they are. Without rank0_only each rank of a host has a copy of everything. Refused
+--- under strategy "no_shard", where nothing is gathered, unless the model's own offload is "cpu".
 ---@field offload? "cpu"
---- true: gradients are whole too; of a parameter that has one on some ranks only, with zeros for
---- the others. What f writes to them, or that it removes them, is kept as parameters are.
+--- true: gradients are whole too. If only some ranks have a gradient of a parameter, the others
+--- count as zeros. What f writes to gradients, or that it removes them, is kept as for parameters.
 ---@field grads? boolean
---- true: only on rank 0; on other ranks f gets an empty list, and each unit's memory is given back
---- once it was gathered. writeback must be false.
+--- true: only rank 0 has whole values. On other ranks f gets an empty list, parameters stay pieces,
+--- and each unit's memory is given back after its gather. writeback must be false.
 ---@field rank0_only? boolean
 
---- Reductions as of ddp models; exposed_ms is of reductions. calls of `collectives` include
+--- The fields of ms.Stats, exposed_ms too, are about reductions. Calls of `collectives` include
 --- gathers.
 ---@class ms.FSDPStats: ms.Stats
 ---@field gather_ms number             sum over the gathers of the pass
 ---@field exposed_gather_ms number     time in which the model's stream waited for gathers
 ---@field copy_ms number               sum over copies before and after gathers: casts of shards,
 ---                                    offloaded shards, rows under layout "rows"
----@field copy_overlap_ms number       of these, while another gather ran
+---@field copy_overlap_ms number       the part of copy_ms in which another gather ran
 ---@field peak_bytes integer           the most memory that this rank has used so far
 ---@field prefetch ms.PrefetchStats
---- With find_unused, and in a join, in the last pass: how often ranks have told each other what
---- they need next, and for how long this one has waited for the others.
+--- With find_unused, and in a join: how often ranks told each other in the last pass what they need
+--- next, and for how long this rank waited for the others.
 ---@field agreements { count: integer, wait_ms: number }
---- Of the last backward; with a strategy that gathers ahead in forward, of the last pass.
+--- Of the last backward, or of the last pass if the strategy gathers ahead in forward.
 ---@class ms.PrefetchStats
 ---@field hits integer              uses of units that were gathered ahead
 ---@field misses integer            uses that had to gather their unit
 ---@field wasted_bytes integer      of units that were gathered ahead for nothing
----@field replans integer           plans that were made again since the order of uses had changed
+---@field replans integer           plans that were made again because the order of uses changed
 --- Of the strategy "tuned", once it has chosen.
 ---@field tuned? ms.Tuned
 --- Times are in ms of a pass: medians of passes that ran in turn with each plan.
 ---@class ms.Tuned
----@field plan string               that is used: the one that was tried, or the default if faster
----@field tried string              the best one beside the default
----@field predicted_ms number       with what was tried: default_ms and the difference of forecasts
----@field measured_ms? number       with what was tried; nil while it is being measured
----@field default_ms number         measured with the default
+---@field plan string               the plan that is used: `tried`, or the default if it is faster
+---@field tried string              the best plan other than the default
+---@field predicted_ms number       of `tried`: default_ms plus the difference of the forecasts
+---@field measured_ms? number       of `tried`; nil while it is being measured
+---@field default_ms number         of the default, measured
 
 --- What a rank has of a tensor, in states of kind "sharded".
 ---@class ms.Piece
@@ -265,8 +269,9 @@
 --- model(ms.ones { 1, 2 }):sum():backward()
 --- ```
 ---@field set_gradient_sync fun(self, yes: boolean)   yes: the backward passes to come reduce
---- Hybrid strategies; yes: they also reduce between replicas. Without, each shard group keeps its
---- sums for the next pass that does, and pieces have no gradient of them yet.
+--- Of the hybrid strategies: whether the backward passes to come also reduce between replicas. If
+--- not, each shard group keeps its sums until a pass that does, and until then pieces have no
+--- gradient of them.
 --- ```lua
 --- local model = ms.fsdp(ms.nn.Linear(2, 1), { strategy = "hybrid_shard" })
 --- model:set_replica_sync(false)
@@ -275,11 +280,12 @@
 --- model(ms.ones { 1, 2 }):sum():backward()
 --- ```
 ---@field set_replica_sync fun(self, yes: boolean)
---- Runs f with this rank's inputs, of which ranks may have different numbers (also in evaluation).
+--- Runs f with this rank's inputs; ranks may have different numbers of inputs (also in evaluation).
 --- Then this rank takes part in the passes of the others with zeros, and clips and steps its shards
 --- as they do, until all ranks have run out of inputs. Ranks wait for each other at each edge, as
---- with find_unused. divisor "live": means are over the ranks that have inputs left, "all" (the
---- default): over all. stop: all ranks raise as soon as one has no inputs left.
+--- with find_unused. divisor: "live": means are over the ranks that have inputs left; "all" (the
+--- default): over all. stop: all ranks raise as soon as one has no inputs left. Returns f's
+--- results.
 --- ```lua
 --- local model = ms.fsdp(ms.nn.Linear(2, 1))
 --- local optimizer = ms.optim.sgd(model)
@@ -291,15 +297,15 @@
 --- end)
 --- ```
 ---@field join fun(self, options: { divisor?: "all"|"live", stop?: boolean }, f: function)
---- Compares over the ranks what they must hold alike, as a ddp model's: the copies of each shard
---- (strategies hybrid_shard and no_shard) with their optimizer's state, and the settings of the
---- optimizer on all ranks. Parameters of group_of are their ranks' own. All ranks call it.
+--- Compares what ranks must hold alike, as check_replicas of a ddp model does: the copies of each
+--- shard (strategies hybrid_shard and no_shard) with their optimizer's state, and the settings of
+--- the optimizer on all ranks. Parameters of group_of are not compared. All ranks call it.
 --- ```lua
 --- local model = ms.fsdp(ms.nn.Linear(2, 1), { strategy = "no_shard" })
 --- model:check_replicas(ms.optim.sgd(model))
 --- ```
 ---@field check_replicas fun(self, optimizer?: ms.Optimizer)
---- Whole parameters inside f, which records nothing: of the units of `names`, or of all. This
+--- Runs f with whole parameters: of the units of `names`, or of all. Nothing in f is recorded. This
 --- rank's part of what f wrote is kept unless writeback is false. All ranks call it.
 --- ```lua
 --- local model = ms.fsdp(ms.nn.Linear(2, 1))
@@ -324,10 +330,10 @@
 --- piece.shape --> { 1, 2 }
 --- ```
 ---@field pieces fun(self): { name: string, shape: integer[], first: integer, count: integer }[]
---- Parameters and saved buffers by name. kind "full", the default: copies of all of them, whole, on
---- rank 0 of the model, and an empty table elsewhere; with group_of, those of all ranks. All ranks
---- call it. "sharded": copies of what this rank has: pieces, and tensors that are not sharded; with
---- live, in the model's own memory.
+--- Parameters and saved buffers by name. kind "full" (the default): copies of all of them, whole,
+--- on rank 0 of the model, and an empty table elsewhere; with group_of, the parameters of all
+--- ranks. All ranks call it. "sharded": copies of what this rank has, which are pieces, and tensors
+--- that are not sharded; with live, the model's own memory.
 --- ```lua
 --- local model = ms.fsdp(ms.nn.Linear(2, 3))
 --- local whole = model:state() -- all ranks call it, rank 0 has the result
@@ -337,8 +343,8 @@
 --- ```
 ---@field state fun(self, options?: ms.StateOptions): table<string, ms.Tensor|ms.Piece>
 --- Copies values in, by name. Each rank gives at least what it has (whole tensors, or its pieces),
---- or rank 0 gives all and the others empty tables. All ranks call it; an error is the same on all,
---- and nothing has changed then.
+--- or rank 0 gives all and the others empty tables. All ranks call it. An error is the same on all
+--- ranks, and leaves the model as it was.
 --- ```lua
 --- local from, to = ms.fsdp(ms.nn.Linear(2, 3)), ms.fsdp(ms.nn.Linear(2, 3))
 --- to:load_state(from:state { kind = "sharded" })
@@ -348,25 +354,27 @@
 --- end
 --- ```
 ---@field load_state fun(self, state: table<string, ms.Tensor|ms.Piece>, options?: ms.LoadOptions)
---- As a module's: rank 0 writes, and puts one tensor after the other together. All ranks call it
+--- As save of a module: rank 0 writes, and assembles one tensor after the other. All ranks call it
 --- and have the same result.
 --- ```lua
 --- ms.fsdp(ms.nn.Linear(2, 3)):save "linear.safetensors" --> true
 --- ```
 ---@field save fun(self, path: string, options?: ms.SaveOptions): true?, string?, string?
---- As a module's: each rank reads its pieces, so no rank has the whole model. All ranks call it and
---- have the same result.
+--- As load of a module: each rank reads its pieces, so no rank has the whole model. All ranks call
+--- it and have the same result.
 --- ```lua
 --- assert(ms.nn.Linear(2, 3):save "linear.safetensors")
 --- ms.fsdp(ms.nn.Linear(2, 3)):load "linear.safetensors" --> true
 --- ```
 ---@field load fun(self, path: string|string[], options?: ms.LoadOptions): true?, string?, string?
---- The ranks that share one copy of the parameters.
+--- The ranks that share one copy of the parameters; a group of this rank alone if each rank has its
+--- own.
 --- ```lua
 --- ms.fsdp(ms.nn.Linear(2, 1)):shard_group():size() --> 1
 --- ```
 ---@field shard_group fun(self): ms.Group
---- Gathers this unit now; its next use waits for it. Value: true.
+--- Gathers this unit now; its next use waits for it. Value: true, once the whole parameters are
+--- there.
 --- ```lua
 --- local model = ms.fsdp(ms.nn.Linear(2, 1))
 --- model:unshard(0):value() --> true
@@ -378,13 +386,15 @@
 --- model:reshard(0)
 --- ```
 ---@field reshard fun(self, index: integer)
+--- From the next pass on. stats().prefetch.replans goes on counting.
 --- ```lua
 --- local model = ms.fsdp(ms.nn.Linear(2, 1))
 --- model:set_prefetch "backward_post"
 --- model(ms.ones { 1, 2 }):sum():backward()
 --- ```
----@field set_prefetch fun(self, strategy: string|ms.Prefetch)   from the next pass on
---- After forward, after backward; all units but the root unless given.
+---@field set_prefetch fun(self, strategy: string|ms.Prefetch)
+--- Whether units are resharded after forward, and after backward; all units but the root unless
+--- given.
 --- ```lua
 --- local blocks = ms.nn.Sequential(ms.nn.Linear(4, 4), ms.nn.Linear(4, 1))
 --- local model = ms.fsdp(blocks, { wrap = { class = "Linear" } })
@@ -392,8 +402,8 @@
 --- model(ms.ones { 1, 4 }):sum():backward()
 --- ```
 ---@field set_reshard fun(self, options: { forward?: boolean, backward?: boolean, units?: integer[] })
---- Whether units are gathered for their backward; all units unless given. Off, a backward that
---- reads values of their parameters is an error; that of an embedding reads none.
+--- Whether units are gathered for their backward; all units unless given. If they are not, a
+--- backward that reads values of their parameters is an error; that of an embedding reads none.
 --- ```lua
 --- local embedding = ms.nn.Sequential(ms.nn.Embedding(10, 4), ms.nn.Linear(4, 1))
 --- local model = ms.fsdp(embedding, { wrap = { class = { "Embedding", "Linear" } } })
@@ -401,7 +411,7 @@
 --- model(ms.tensor { 1, 2 }):sum():backward()
 --- ```
 ---@field set_unshard_in_backward fun(self, yes: boolean, units?: integer[])
---- This method of the model runs through the root's edges, as forward does.
+--- Makes this method of the model gather and drop the root's parameters, as forward does.
 --- ```lua
 --- local Net = ms.nn.class "Net"
 --- function Net:init() self.inner = ms.nn.Linear(2, 2) end
@@ -412,8 +422,9 @@
 --- model:score(ms.ones { 1, 2 }):backward()
 --- ```
 ---@field forward_method fun(self, name: string)
---- On all ranks, after a forward or backward that failed in the same way everywhere and was caught:
---- drops what was under way, and all gradients. What was stepped in that backward stays stepped.
+--- Drops a pass that has failed, and all gradients. All ranks call it after a forward or backward
+--- failed in the same way on all of them, and the error was caught. Parameters that this backward
+--- has stepped stay stepped.
 --- ```lua
 --- local model = ms.fsdp(ms.nn.Linear(2, 1))
 --- pcall(function()
@@ -424,7 +435,7 @@
 --- model(ms.ones { 1, 2 }):sum():backward()
 --- ```
 ---@field reset fun(self)
---- Gathers all parameters for good, and drops their gradients. All ranks call it.
+--- Gathers all parameters permanently, and drops their gradients. All ranks call it.
 --- ```lua
 --- local plain = ms.fsdp(ms.nn.Linear(2, 1)):unwrap()
 --- plain.weight:shape() --> { 1, 2 }
@@ -438,18 +449,18 @@
 ---@field stats fun(self): ms.FSDPStats   never waits
 --- Optimizers overlap as with ddp (optimizer:overlap, ms.optim.in_backward, hooks.then_optimizer),
 --- on pieces. Parameters of a unit are stepped when the unit's gradients are reduced, in the last
---- pass of accumulate only; the unit's next gather waits for the steps, and nothing else does. A
---- unit that no rank used is not stepped. A unit to which backward may come again is stepped at the
---- end of backward (or in step()): one with an output that has no gradient, and with find_unused
---- all units. In a join plans step after backward, and in_backward and
---- then_optimizer are refused. The optimizer of then_optimizer is made before wrapping, all others
---- after it.
+--- pass of accumulate only. Only the unit's next gather waits for these steps. A unit that no rank
+--- used is not stepped. A unit to which backward may come again is stepped at the end of backward
+--- (or in step()): one with an output that has no gradient, and with find_unused every unit. In a
+--- join plans step after backward, and in_backward and then_optimizer are refused. The optimizer of
+--- then_optimizer is made before wrapping, all others after it.
 --- Links see one bucket for each flat parameter of a unit, in the order of reductions. is_last() is
---- the last one of the pass: with a link in Lua, or one that has state, the reduction of a unit
---- that may be the last is held back until that is known. With accumulate = "shard" or "all" the
---- chain runs in each pass, on that pass's gradients, and hooks.clip is refused; hooks.nan_check
---- covers all passes. With hooks.clip and find_unused, all reductions come at the end of backward.
+--- true for the last one of the pass. With a link in Lua, or one that has state, the reduction of a
+--- unit that may be the last is held back until that is known. With accumulate = "shard" or "all"
+--- the chain runs in each pass, on that pass's gradients, and hooks.clip is refused;
+--- hooks.nan_check covers all passes. With hooks.clip and find_unused, all reductions come at the
+--- end of backward.
 --- Errors: ranks have different models; a parameter in two units (both are named, with the remedy);
 --- wrap matches nothing; a model that is wrapped already, or whose parameters an optimizer has; a
---- gathered parameter was written outside summon; a use of a whole parameter in summon got a
---- gradient; requires_grad_ after wrapping.
+--- write to a gathered parameter outside summon; a gradient for a use of a whole parameter in
+--- summon; requires_grad_ after wrapping.

@@ -83,11 +83,12 @@
 ---@field subgroup? ms.Group           over which later means are taken; the bucket's unless given
 ---@field reduce_after? boolean        false: later gradients stay local; true unless given
 
---- Links run in list order. Every chain ends with hooks.reduce { op = "avg" }, and a chain is a
---- link too. `next` returns the result of the later links. A link that does not call `next`
+--- Links run in list order. hooks.reduce { op = "avg" } follows the last link of a chain, unless
+--- that one reduces. `next` returns the result of the later links. A link that does not call `next`
 --- replaces them: it must average by itself (the engine does not divide) and return a tensor of
 --- bucket:shard's length in bucket:dtype().
 ---@class ms.hooks
+--- Makes a chain of links, which is a link, too.
 --- ```lua
 --- local chain = ms.hooks.chain { ms.hooks.nan_check(), "bf16_compress" }
 --- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = chain })
@@ -117,9 +118,9 @@
 --- ```
 ---@field state fun(name: string): ms.State
 --- From here on, the links are native. Those marked * also exist in Lua, in lua/moonshard/hooks/,
---- with equal results.
---- * The reduction that the kind of the bucket needs. between, for hybrid buckets: links that
---- reduce a shard over the ranks that hold it, after the reduction over the shard group.
+--- with equal results. * The reduction that the kind of the bucket needs. op: "avg" unless given.
+--- between, for hybrid buckets: links that reduce a shard over the ranks that hold it, after the
+--- reduction over the shard group.
 --- ```lua
 --- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = ms.hooks.reduce { op = "sum" } })
 --- model(ms.ones { 1, 2 }):sum():backward()
@@ -149,18 +150,20 @@
 --- model.module.weight:grad() --> { { 1.0, 1.0 } }
 --- ```
 ---@field cast fun(options: { dtype: ms.DType }): ms.Link
+--- * Casts to f16, reduces, and casts back. options.group is for all_reduce buckets only.
 --- ```lua
 --- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = ms.hooks.fp16_compress() })
 --- model(ms.ones { 1, 2 }):sum():backward()
 --- model:stats().hook --> "cast f16, reduce"
 --- ```
----@field fp16_compress fun(options?: { group?: ms.Group }): ms.Link   * cast, then reduce
+---@field fp16_compress fun(options?: { group?: ms.Group }): ms.Link
+--- * Casts to bf16, reduces, and casts back. options.group is for all_reduce buckets only.
 --- ```lua
 --- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = ms.hooks.bf16_compress() })
 --- model(ms.full(1.001, { 1, 2 })):sum():backward()
 --- model.module.weight:grad() --> { { 1.0, 1.0 } }
 --- ```
----@field bf16_compress fun(options?: { group?: ms.Group }): ms.Link   *
+---@field bf16_compress fun(options?: { group?: ms.Group }): ms.Link
 --- * Sends low-rank approximations.
 --- ```lua
 --- local hook = ms.hooks.powersgd { rank = 1, start_step = 2 }
@@ -225,11 +228,12 @@
 --- model.module.weight:grad() --> { { 1.0 } }
 --- ```
 ---@field clip fun(options: { max_norm: number, scope: "global"|"bucket"|"lagged" }): ms.Link
---- Steps on the result of the later links. The optimizer's own step() steps the parameters that are
---- left. Links before it must leave the result as it is (cast, error_feedback, nan_check, stages
---- without decode); a chain with another link before it is refused.
---- It ignores parameters that no rank has used in a pass (find_unused, static_graph). If this rank
---- cannot know yet, it steps them at the end of backward.
+--- Steps parameters on the result of the later links, bucket by bucket: all of the optimizer, or
+--- `params` only. The optimizer's own step() steps the parameters that are left; if the loop does
+--- not call it, a step ends with the next forward. Links before it must leave the result as it is
+--- (cast, error_feedback, nan_check, stages without decode); a chain with another link before it is
+--- refused. It ignores parameters that no rank has used in a pass (find_unused, static_graph). If
+--- this rank cannot know yet, it steps them at the end of backward.
 --- ```lua
 --- local plain = ms.nn.Linear(1, 1, { bias = false })
 --- local optimizer, before = ms.optim.sgd(plain, { lr = 0.5 }), plain.weight:item()

@@ -10,6 +10,7 @@
 --- ms.nn.Sequential(ms.nn.Linear(2, 2)):parameters()[1]:name() --> "0.weight"
 --- ```
 ---@field name fun(self): string
+--- The shape of the whole parameter, also where this rank has a piece of it.
 --- ```lua
 --- ms.nn.Linear(3, 2):parameters()[1]:full_shape() --> { 2, 3 }
 --- ```
@@ -41,10 +42,10 @@
 --- A module is a Lua object. Parameters, tensors and modules that are assigned to its fields become
 --- its own, in order of assignment. Names are dotted; in names, list items count from 0, as in
 --- other tools' files: `model.blocks[1].up.weight` is "blocks.0.up.weight". print(model) shows the
---- tree of its parts, with classes, shapes and numbers of parameters.
+--- tree of its parts, with classes, shapes and numbers of parameters. `model(...)` runs forward and
+--- the module's hooks. Of a wrapped model, call the wrapper (ms.ddp's result).
 ---@class ms.Module
 ---@field class_name string            the name that nn.class was given
---- Runs forward and the module's hooks. Of a wrapped model, call the wrapper (ms.ddp's result).
 ---@operator call(...): any
 --- All parameters, in order, each once; a tied one comes at its first name.
 --- ```lua
@@ -89,8 +90,9 @@
 --- ms.nn.Dropout(0.5):is_training() --> true
 --- ```
 ---@field is_training fun(self): boolean   true until eval, or train(false)
---- Converts float parameters and buffers. They become new tensors, so it comes before ms.ddp,
---- ms.fsdp, optimizers and functions of on_grad: a parameter that has one of these is refused.
+--- Converts float parameters and buffers. Shared tensors stay shared. They become new tensors, so
+--- it comes before ms.ddp, ms.fsdp, optimizers and functions of on_grad: a parameter that has one
+--- of these is refused.
 --- ```lua
 --- ms.nn.Linear(2, 2):to("bf16"):parameters()[1]:dtype() --> "bf16"
 --- ```
@@ -115,7 +117,9 @@
 --- remove()
 --- ```
 ---@field hook fun(self, when: ms.Moment, f: function): fun()
---- Calls f(i) for i = 1..count. A ddp model reduces gradients in the last pass only.
+--- Calls f(i) for i = 1..count. Each call must run backward. A ddp model reduces gradients in the
+--- last pass only; of a sharded model, the option `accumulate` says what the passes before the last
+--- do. Optimizers that step in backward do so in the last pass.
 --- ```lua
 --- local model = ms.nn.Linear(2, 1)
 --- model:accumulate(4, function() model(ms.ones { 1, 2 }):sum():div(4):backward() end)
@@ -151,26 +155,29 @@
 --- ```
 ---@field state fun(self, options?: ms.StateOptions): table<string, ms.Tensor>
 --- Copies values into the module's tensors, by name. Of a value on "meta" that will be read from a
---- file, the copy is read from there.
+--- file, the copy is read from there. Errors are raised before anything has changed.
 --- ```lua
 --- local from, to = ms.nn.Linear(2, 3), ms.nn.Linear(2, 3)
 --- to:load_state(from:state())
 --- to.weight:eq(from.weight):all() --> true
 --- ```
 ---@field load_state fun(self, state: table<string, ms.Tensor>, options?: ms.LoadOptions)
---- Writes a safetensors file, or a folder of them. All ranks call it; rank 0 writes, and all ranks
---- have its result when the file is there. Unless options.dtype is given, tensors keep their
---- dtypes; but tensors of a model from nn.pretrained get the dtypes of the file that they were read
---- from (unless `to` has changed them), and a log line says if this rounds. "exists" for a folder
---- whose index names other weights; "unsupported" where a finite number would become inf, which
---- leaves an older file as it is. Raises if the model has adapters (save_adapters, merge_adapters).
+--- Writes the state as safetensors. path: a .safetensors file, or a folder, which gets
+--- model.safetensors. A model with a configuration also writes config.json. All ranks call it; rank
+--- 0 writes, and all ranks have its result when the file is there. Unless options.dtype is given,
+--- tensors keep their dtypes; but tensors of a model from nn.pretrained get the dtypes of the file
+--- that they were read from (unless `to` has changed them), and a log line says if this rounds.
+--- "exists" for a folder whose index names other weights; "unsupported" where a finite number would
+--- become inf, which leaves an older file as it is. Raises if the model has adapters
+--- (save_adapters, merge_adapters).
 --- ```lua
 --- ms.nn.Linear(2, 3):save "linear.safetensors" --> true
 --- ```
 ---@field save fun(self, path: string, options?: ms.SaveOptions): true?, string?, string?
 --- Reads a file, a list of files or a folder. Of a folder, the files of its
 --- model.safetensors.index.json are read, or without one all its .safetensors files. A name that
---- two files have is an error. Tensors on "meta" are read when their values are made.
+--- two files have is an error. Tensors on "meta" are read when their values are made. On failure
+--- nothing has changed.
 --- ```lua
 --- local from, to = ms.nn.Linear(2, 3), ms.nn.Linear(2, 3)
 --- assert(from:save "linear.safetensors")
@@ -179,12 +186,12 @@
 --- ```
 ---@field load fun(self, path: string|string[], options?: ms.LoadOptions): true?, string?, string?
 --- Gives parameters and buffers on "meta" memory, and the values that they would have without it,
---- on this rank. Returns the module. Values that were filled, drawn, copied or cast as a whole
---- tensor, or changed by operators without other tensors, are recorded. For others the class has a
---- method reset(self) that writes them. It draws the random numbers that it drew when init called
---- it, or, where init does not, those from the beginning of init on. What else it writes of the
---- module keeps its recorded value, that of its file or that in memory. A value without either is
---- an error.
+--- on this rank. Tensors with memory stay as they are. Returns the module. Values that were filled,
+--- drawn, copied or cast as a whole tensor, or changed by operators without other tensors, are
+--- recorded. For others the class has a method reset(self) that writes them. It draws the random
+--- numbers that it drew when init called it, or, where init does not, those from the beginning of
+--- init on. What else it writes of the module keeps its recorded value, that of its file or that in
+--- memory. A value without either is an error.
 --- ```lua
 --- local model = ms.device("meta", function() return ms.nn.Linear(2, 3) end)
 --- model.weight:device() --> "meta"
@@ -193,7 +200,8 @@
 ---@field materialize fun(self): self
 --- Writes the adapters that nn.lora has given the model to a folder, in the format of peft:
 --- adapter_config.json and adapter_model.safetensors. All ranks call it; rank 0 writes, and all
---- ranks have its result when the files are there.
+--- ranks have its result when the files are there. Of a sharded model, rank 0 puts one weight after
+--- the other together.
 --- ```lua
 --- local model = ms.nn.lora(ms.nn.Sequential(ms.nn.Linear(4, 4)), { rank = 2, names = { "0" } })
 --- model:save_adapters "adapters" --> true
@@ -201,9 +209,10 @@
 ---@field save_adapters fun(self, folder: string): true?, string?, string?
 --- Reads adapters that peft, or save_adapters, wrote. A model without adapters gets those of the
 --- folder, as nn.lora gives them. One that has adapters, also a wrapped one, must have the same
---- ones, and gets their values. "unsupported": what adapter_config.json says is not here (DoRA,
---- biases that are trained, ranks that differ, a start that changes the model's weights, as that of
---- PiSSA), or it has an unknown key whose value is not null, false or empty.
+--- ones, and gets their values. Every rank reads the folder; of a sharded model, all ranks have the
+--- same result. "unsupported": what adapter_config.json says is not here (DoRA, biases that are
+--- trained, ranks that differ, a start that changes the model's weights, as that of PiSSA), or it
+--- has an unknown key whose value is not null, false or empty.
 --- ```lua
 --- local model = ms.nn.lora(ms.nn.Sequential(ms.nn.Linear(4, 4)), { rank = 2, names = { "0" } })
 --- assert(model:save_adapters "adapters")
@@ -213,7 +222,8 @@
 ---@field load_adapters fun(self, folder: string): true?, string?, string?
 --- Adds what the adapters add to the weights, in f32, and takes the adapters away: the model
 --- computes the same, up to rounding, and is saved as any model. What was trained before nn.lora is
---- trained again. A wrapped model is unwrapped first. Returns the plain module.
+--- trained again. A wrapped model is unwrapped first; of a sharded model, all ranks call it.
+--- Returns the plain module.
 --- ```lua
 --- local model = ms.nn.lora(ms.nn.Sequential(ms.nn.Linear(4, 4)), { rank = 2, names = { "0" } })
 --- #model:parameters() --> 4
@@ -408,6 +418,7 @@
 --- model(ms.tensor { { 72, 105 } }):shape() --> { 1, 2, 256 }
 --- ```
 ---@field gpt2 fun(options: ms.ModelOptions): ms.LanguageModel
+--- As gpt2, with the layers, parameter names and layouts of Llama.
 --- ```lua
 --- local model = ms.nn.llama {
 ---   vocab = 256, context = 16, layers = 1, width = 32, heads = 4, kv_heads = 2,
@@ -415,8 +426,9 @@
 --- model(ms.tensor { { 72, 105 } }):shape() --> { 1, 2, 256 }
 --- ```
 ---@field llama fun(options: ms.ModelOptions): ms.LanguageModel
---- Reads a model from a folder (or from a file with config.json beside it) with config.json and
---- .safetensors files, as other tools write them. 16-bit weights become f32. Masks, inv_freq and
+--- Reads a GPT-2 or Llama from a folder (or from a file with config.json beside it) with
+--- config.json and .safetensors files, as other tools and `save` write them. options: dropout and
+--- recompute, which config.json does not determine. 16-bit weights become f32. Masks, inv_freq and
 --- copies of a tied head are not read. Settings that change the computation and that this library
 --- does not have are "unsupported". `save` writes the model as it was read: names, dtypes, every
 --- key of config.json, generation_config.json and the files of the tokenizer. The weights of a
@@ -444,8 +456,9 @@
 --- Declares that the parameters of a module are each rank's own: nothing reduces their gradients,
 --- as in local SGD. A checkpoint has those of every rank, with their optimizers' states. As many
 --- ranks resume bit for bit. merge says what one model of all ranks' is, for another number of
---- ranks and for `save`: the mean over the ranks, or rank 0's. Modules that are added later are not
---- declared. Of a wrapped model, declared parameters are named in `ignored`. Returns the module.
+--- ranks and for `save`: the mean over the ranks, or rank 0's. Modules and parameters that are
+--- added later are not declared. Of a wrapped model, declared parameters are named in `ignored`.
+--- Returns the module.
 --- ```lua
 --- local model = ms.nn.alone(ms.nn.Linear(2, 1), { merge = "mean" })
 --- model(ms.ones { 1, 2 }):shape() --> { 1, 1 }
@@ -455,9 +468,10 @@
 --- The ids that end a text, of generation_config.json or config.json; nil in models of your own.
 ---@field stop? integer[]
 --- Continues a text: tokens are ids [length], at least one. Returns the new ids, i64 [count], or
---- fewer that end with an id of `stop`. Keys and values are kept: an id costs the forward of one
---- position. Past the context, it costs a forward of the last `context` ids. Raises if logits are
---- nan or inf. **Blocks** until the last id is drawn.
+--- fewer that end with an id of `stop`. Each id is drawn from the logits after the last `context`
+--- ids before it. Keys and values are kept: an id costs the forward of one position. Past the
+--- context, it costs a forward of the last `context` ids. Raises if logits are nan or inf.
+--- **Blocks** until the last id is drawn.
 --- ```lua
 --- local model = ms.nn.gpt2 { vocab = 64, context = 16, layers = 1, width = 32, heads = 2 }
 --- local ids = model:generate(ms.tensor { 1, 2 }, { count = 5, top_k = 10, seed = 1 })
@@ -465,15 +479,15 @@
 --- ```
 ---@field generate fun(self, tokens: ms.Tensor, options: ms.GenerateOptions): ms.Tensor
 --- The tokenizer of the folder that the model was read from, or the one that set_tokenizer has
---- given; nil: there is none.
+--- given; nil: there is none; nil, message, code: it cannot be read.
 --- ```lua
 --- local model = ms.nn.gpt2 { vocab = 64, context = 16, layers = 1, width = 32, heads = 2 }
 --- model:tokenizer() --> nil
 --- ```
 ---@field tokenizer fun(self): ms.Tokenizer?, string?, string?
---- The model's tokenizer from now on: `save` puts its files beside the weights, and a config.json
---- that is made again names its ids that begin and end a text. Raises if it has more ids than the
---- model has rows.
+--- The model's tokenizer from now on: `save` puts its files beside the weights, in place of those
+--- that the model came with, and a config.json that is made again names its ids that begin and end
+--- a text. Raises if it has more ids than the model has rows.
 --- ```lua
 --- local json = assert(io.open("tokenizer.json", "w"))
 --- json:write '{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}'

@@ -132,8 +132,8 @@
 --- model.weight:item() - before --> -0.25
 --- ```
 ---@field define fun(kind: ms.Kind): fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
---- Registers how optimizers of this kind (and of kinds based on it) run overlapped. A second
---- registration raises.
+--- Registers the function that runs optimizers of this kind (and of kinds based on it) overlapped,
+--- in place of overlap_standard. A second registration raises.
 --- ```lua
 --- ms.optim.define { name = "example_plain", defaults = { lr = 0.1 },
 ---   step_param = function(p, grad, _, group) p:sub_(grad:mul(group.lr)) end }
@@ -143,16 +143,19 @@
 --- end)
 --- ```
 ---@field register_overlapped fun(kind: string, make: fun(optimizer: ms.Optimizer, model: ms.Module, policy: ms.Overlap))
---- Runs an optimizer overlapped in the way that is used if nothing is registered for its kind.
+--- Runs an optimizer overlapped in the way that is used if nothing is registered for its kind. The
+--- policy holds from the second reduced pass on; a planner sees the times of two passes first.
 --- ```lua
 --- local model = ms.ddp(ms.nn.Linear(2, 2))
 --- local optimizer = ms.optim.sgd(model, { lr = 0.1 })
 --- ms.optim.overlap_standard(optimizer, model, "in_backward")
 --- ```
 ---@field overlap_standard fun(optimizer: ms.Optimizer, model: ms.Module, policy: string|ms.Overlap)
---- Makes an optimizer for each parameter, and returns them. Each is stepped during backward when
---- the parameter's gradient is complete (in an accumulation window: at its end). The step frees the
---- gradient unless options.keep_grads is true.
+--- Makes an optimizer for each parameter, and returns them in the order of params, for saving and
+--- for changing hyper-parameters. Each is stepped during backward when the parameter's gradient is
+--- complete: in a ddp model (wrapped before or after this call) or an fsdp model (wrapped before)
+--- after its reduction, and in an accumulation window at its end. The step frees the gradient
+--- unless options.keep_grads is true.
 --- ```lua
 --- local model = ms.nn.Linear(1, 1, { bias = false })
 --- local before = model.weight:item()
@@ -161,7 +164,7 @@
 --- model.weight:item() - before --> -0.5
 --- ```
 ---@field in_backward fun(make: (fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer), params: ms.Parameter[], options?: ms.OptimizerOptions): ms.Optimizer[]
---- The optimizers that in_backward made for a model's parameters.
+--- The optimizers that in_backward made for a model's parameters, in the order of these.
 --- ```lua
 --- local model = ms.nn.Linear(2, 1)
 --- ms.optim.in_backward(ms.optim.sgd, model:parameters())
@@ -209,7 +212,8 @@
 --- model.weight:grad() --> { { 3.0 } }
 --- ```
 ---@field clip_grad_value fun(params: ms.Parameter[], max: number)
---- A loss scaler, for 16-bit gradients.
+--- A loss scaler, for 16-bit gradients. Its factor and the number of good iterations are on the
+--- device, so the host never waits for them.
 --- ```lua
 --- local model = ms.nn.Linear(2, 1):to "f16"
 --- local optimizer, scaler = ms.optim.sgd(model), ms.optim.scaler { init_scale = 1024 }
@@ -231,7 +235,8 @@
 
 ---@class ms.Averager
 --- Counts a step, and averages the parameters in place if the step is due. All ranks call it once
---- in each step, after the optimizer's step.
+--- in each step, after the optimizer's step. params: a module, a tensor, or tables of tensors,
+--- which may be nested.
 --- ```lua
 --- -- Averages in each step, over all ranks.
 --- local averager = ms.optim.averager { periods = { { 1, ms.world_size() } } }
@@ -261,15 +266,15 @@
 ---@class ms.Scaler
 --- loss times the factor. A backward through the result marks the gradients that it reaches:
 --- clipping (by hand or by hooks.clip) and optimizer:step raise until unscale or scaler:step has
---- divided them.
+--- divided them. Until an optimizer has stepped, all losses get the same factor.
 --- ```lua
 --- local scaler = ms.optim.scaler { init_scale = 1024 }
 --- scaler:scale(ms.tensor(0.5)) --> 512.0
 --- ```
 ---@field scale fun(self, loss: ms.Tensor): ms.Tensor
---- Divides the gradients of the optimizer's parameters by the factor, in place, once between scale
---- and step. Returns a bool [] on the device: whether all are finite. step calls unscale if you
---- have not.
+--- Divides the gradients of the optimizer's parameters by the factor, in place. Call it at most
+--- once between scale and step, before gradients are clipped or read; step calls it if you have
+--- not. Returns a bool [] on the device: whether all are finite.
 --- ```lua
 --- local model = ms.nn.Linear(1, 1, { bias = false })
 --- local optimizer, scaler = ms.optim.sgd(model), ms.optim.scaler()
@@ -300,6 +305,7 @@
 --- model.weight:item() == before --> true
 --- ```
 ---@field step fun(self, optimizer: ms.Optimizer)
+--- Copies of the factor and of the number of good iterations, each a tensor [].
 --- ```lua
 --- ms.optim.scaler({ init_scale = 8 }):state().factor --> 8.0
 --- ```
@@ -362,8 +368,9 @@
 --- What the next step of the first group uses, schedule included; after a step with only_if, if
 --- that was taken.
 ---@field lr fun(self): number
---- From now on, the policy (a planner, a name or a file) decides when the engine steps this
---- optimizer's parameters in this ddp or fsdp model. Several optimizers may share a model.
+--- From now on, the policy (the name of a ready-made one, a file, or what ms.overlap gives) decides
+--- when the engine steps this optimizer's parameters in this ddp or fsdp model. Several optimizers
+--- may share a model.
 --- ```lua
 --- local model = ms.ddp(ms.nn.Linear(2, 2))
 --- local optimizer = ms.optim.adamw(model)
@@ -374,11 +381,13 @@
 --- end
 --- ```
 ---@field overlap fun(self, model: ms.DDP|ms.FSDP, policy: string|ms.Overlap)
---- Copies by parameter name, which stay as they are while the optimizer steps; with live, the
---- tensors themselves, for who reads them at once. Of parameters of a sharded model: kind "full",
---- the default: whole tensors on rank 0 of the model, and an empty table elsewhere; "sharded": each
---- rank has ms.Piece of the states that are laid out as the parameters are. All ranks call it then.
---- It loads at any number of ranks.
+--- Copies by parameter name, which stay as they are while the optimizer steps, and the number of
+--- steps; with live, the tensors themselves, for who reads them at once. **Blocks** after steps
+--- with only_if. Of a sharded optimizer (option `shard`) all ranks of the group call it: its rank 0
+--- gets the states of all parameters, and each other rank those that it steps. Of parameters of a
+--- sharded model: kind "full", the default: whole tensors on rank 0 of the model, and an empty
+--- table elsewhere; "sharded": each rank has ms.Piece of the states that are laid out as the
+--- parameters are. All ranks call it then. It loads at any number of ranks.
 --- ```lua
 --- local model = ms.nn.Linear(1, 1)
 --- local optimizer = ms.optim.adam(model)
@@ -388,9 +397,9 @@
 --- ```
 ---@field state fun(self, options?: ms.StateOptions): table
 --- Of parameters of a ddp model, each rank gives the state, or rank 0 gives it and the others empty
---- tables. Of parameters of a sharded model, each rank gives at least what it has, or rank 0 gives
---- all and the others empty tables. In both cases all ranks call it; of sharded models an error is
---- the same on all.
+--- tables. Of parameters of a sharded model, each rank gives at least what it has (whole tensors or
+--- its pieces), or rank 0 gives all and the others empty tables. In both cases all ranks call it;
+--- of sharded models an error is the same on all.
 --- ```lua
 --- local model = ms.nn.Linear(1, 1)
 --- local one, other = ms.optim.adam(model), ms.optim.adam(model)

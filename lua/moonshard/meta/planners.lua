@@ -5,7 +5,8 @@
 --- buckets on. Its answer is checked, must be equal on all ranks, and holds for `every` iterations
 --- (1 unless given) or until buckets are rebuilt. Iterations before the first plan run as
 --- "classic". Times in a view are of the pass before the last, and are means over all ranks; the
---- sim device's times are estimates.
+--- sim device's times are estimates. So planning waits until that pass has ended on the device, and
+--- for the other ranks.
 ---@class ms.PlanView
 ---@field step integer
 ---@field world_size integer
@@ -78,7 +79,7 @@
 ---@field bytes integer                that are gathered
 ---@field shard_bytes integer
 ---@field elements integer             of its parameters
----@field last integer                 the visit ends before visit last + 1 begins
+---@field last integer                 index of the last visit that runs inside this one, or its own
 ---@field ended integer                its place in the order in which visits end, from 1
 ---@field stays boolean                whether the unit stays gathered unless an entry says keep
 ---@field needs_values boolean         false: its backward does without a gather

@@ -27,7 +27,7 @@
 --- Makes `name` the current device inside f and returns f's results. Without f, returns the name of
 --- the current device. An engine has one device of its own, "cpu", "cuda" or "sim" (`ms.init`,
 --- `--device`), which has no number: a rank computes on one GPU; and "meta". "cpu" names the
---- engine's own device, whatever it is, so that scripts that name it run, and can be checked, on
+--- engine's own device, of any kind, so that scripts that name it run, and can be checked, on
 --- any: with `--device cuda` such tensors are on the GPU. Tensors and modules on "meta" have shapes
 --- and dtypes but no memory: operators and backward check shapes and give results on "meta". Other
 --- tensors mix with them only if they are scalars. Reading values of tensors on "meta", moving them
@@ -52,9 +52,9 @@
 --- ms.autocast("bf16", function() return a:matmul(b) end) --> { { 100.0 } }
 --- ```
 ---@field autocast fun(dtype: "bf16"|"f16", f: function)
---- How the gradients of attention inside f are added up: "deterministic", as ever, in a fixed
---- order; or "fast", in the order that is fastest: a GPU's bits then differ from run to run. It has
---- an effect on GPUs with cuDNN, for a multiple of 64 queries and of keys;
+--- How the gradients of attention inside f are added up: "deterministic", in a fixed order (the
+--- default outside of f); or "fast", in the order that is fastest: a GPU's bits then differ from
+--- run to run. It has an effect on GPUs with cuDNN, for a multiple of 64 queries and of keys;
 --- `ms.info().attention.fast` counts it. Results are those of f.
 --- ```lua
 --- local x = ms.ones { 1, 2, 64, 8 }
@@ -229,13 +229,14 @@
 ---@class ms.Report
 --- Reports the current step. Values of tensors are shown one step late, so that the device never
 --- waits for the host. Step time, tokens per second, MFU, memory and remaining time are added.
+--- values: loss, grad_norm, lr, and any others for metrics.jsonl.
 --- ```lua
 --- local report = ms.report { run = "runs/mine", every = 1 }
 --- for step in ms.steps(2) do report:step { loss = ms.tensor(1.0):div(step + 1) } end
 --- report:close()
 --- ```
 ---@field step fun(self, values: table<string, ms.Number>)
---- Runs f (validation, saving) and returns its result. Its time and work count for no step.
+--- Runs f (validation, saving) and returns its results. Its time and work count for no step.
 --- **blocks** before f until the steps before it have finished, so that their time is complete.
 --- ```lua
 --- local report = ms.report { run = "runs/mine", every = 1 }
@@ -256,8 +257,7 @@
 --- report:close()
 --- ```
 ---@field add fun(self, values: table<string, ms.Number>)
---- For TensorBoard, where it is on: a text for the current step; histograms of the gradients of
---- these parameters, for which all ranks call it, and which **blocks**.
+--- Adds a text to the current step, for TensorBoard; where that is not on, does nothing.
 --- ```lua
 --- local report = ms.report { run = "runs/mine", every = 1, tensorboard = true }
 --- for _ in ms.steps(1) do
@@ -267,6 +267,8 @@
 --- report:close()
 --- ```
 ---@field text fun(self, name: string, text: string)
+--- Adds histograms of the gradients of these parameters to the current step, for TensorBoard; where
+--- that is not on, does nothing. All ranks call it. **blocks**.
 --- ```lua
 --- local model = ms.nn.Linear(2, 2)
 --- local report = ms.report { run = "runs/mine", every = 1, tensorboard = true }
@@ -279,7 +281,7 @@
 --- ```
 ---@field histograms fun(self, parameters: ms.Parameter[])
 --- Shows the line of the step that was reported last, if it is due; **blocks** until its values are
---- known.
+--- known. The line in metrics.jsonl is written at that step's end, when its metrics are known.
 --- ```lua
 --- local report = ms.report { run = "runs/mine", every = 1 }
 --- for _ in ms.steps(1) do
@@ -289,7 +291,8 @@
 --- report:close()
 --- ```
 ---@field flush fun(self)
---- Writes and shows the last step. The end of a loop of `ms.steps` also writes it.
+--- Writes and shows the last step, whether or not its line is due. The end of a loop of `ms.steps`
+--- also writes it.
 --- ```lua
 --- local report = ms.report { run = "runs/mine" }
 --- report:step { loss = 1 }

@@ -514,10 +514,10 @@
 ---@field rotary fun(self, first?: integer, base?: number, scaling?: ms.RotaryScaling): ms.Tensor
 --- self: queries [batch, heads, time, width]. key and value: [batch, key heads, positions, width];
 --- the number of heads must be a multiple of the number of key heads. causal: true unless given;
---- scale: 1 / sqrt(width) unless given. positions: i64 [batch, time], the place of each token in its
---- document, from 0; token i (from 0) sees tokens i - positions[i] .. i of its row. They need causal
---- attention and as many keys as queries, and each is within 0 .. i: another value is an error of
---- the task, which a later call reports.
+--- scale: 1 / sqrt(width) unless given. positions: i64 [batch, time], the place of each token in
+--- its document, from 0; token i (from 0) sees tokens i - positions[i] .. i of its row. They need
+--- causal attention and as many keys as queries, and each is within 0 .. i: another value is an
+--- error of the task, which a later call reports.
 --- ```lua
 --- local x = ms.ones { 1, 2, 3, 4 }
 --- x:attention(x, x):shape() --> { 1, 2, 3, 4 }

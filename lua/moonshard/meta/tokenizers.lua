@@ -23,15 +23,15 @@
 ---@field special? "skip"|"text"       whether special tokens give their names; "skip" unless given
 
 ---@class ms.tokenizer
---- Reads a tokenizer: a folder, or a file of one of these kinds, which is recognized by its content:
---- Hugging Face's tokenizer.json (BPE, by bytes or as SentencePiece's), SentencePiece's
---- tokenizer.model (BPE), tiktoken's ranks (with `pattern`), and GPT-2's vocab.json with merges.txt,
---- also named encoder.json and vocab.bpe. Beside any of them in a folder, tokenizer_config.json
---- names the tokens that begin and end a text, and its added_tokens_decoder adds tokens, or changes
---- how they are found; without it, added_tokens.json adds tokens and special_tokens_map.json names
---- some. On valid UTF-8 all ids equal those of the library that a file is for, as far as both know
---- the same version of Unicode; those of added tokens equal transformers'. Files that do not agree
---- about an id are refused.
+--- Reads a tokenizer: a folder, or a file of one of these kinds, which is recognized by its
+--- content: Hugging Face's tokenizer.json (BPE, by bytes or as SentencePiece's), SentencePiece's
+--- tokenizer.model (BPE), tiktoken's ranks (with `pattern`), and GPT-2's vocab.json with
+--- merges.txt, also named encoder.json and vocab.bpe. Beside any of them in a folder,
+--- tokenizer_config.json names the tokens that begin and end a text, and its added_tokens_decoder
+--- adds tokens, or changes how they are found; without it, added_tokens.json adds tokens and
+--- special_tokens_map.json names some. On valid UTF-8 all ids equal those of the library that a
+--- file is for, as far as both know the same version of Unicode; those of added tokens equal
+--- transformers'. Files that do not agree about an id are refused.
 --- ```lua
 --- local json = assert(io.open("tokenizer.json", "w"))
 --- json:write '{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}'
@@ -40,8 +40,8 @@
 --- ```
 ---@field load fun(path: string, options?: ms.TokenizerOptions): ms.Tokenizer?, string?, string?
 ---@class ms.Tokenizer
---- The ids of a text, i64 [length]. Bytes that are no UTF-8 are kept by tokenizers that have a token
---- for each byte.
+--- The ids of a text, i64 [length]. Bytes that are no UTF-8 are kept by tokenizers that have a
+--- token for each byte.
 --- ```lua
 --- local json = assert(io.open("tokenizer.json", "w"))
 --- json:write '{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}'
@@ -49,7 +49,8 @@
 --- assert(ms.tokenizer.load "tokenizer.json"):encode "abba" --> { 2, 1, 0 }
 --- ```
 ---@field encode fun(self, text: string, options?: ms.EncodeOptions): ms.Tensor
---- The text of ids; **blocks** for a tensor. A space that encoding puts in front is not part of it.
+--- The text of ids: an integer, a list of them, or a tensor of integers, which **blocks**. A space
+--- that encoding puts in front is not part of it.
 --- ```lua
 --- local json = assert(io.open("tokenizer.json", "w"))
 --- json:write '{"decoder":{"type":"Fuse"},"model":{"type":"BPE",'
@@ -58,6 +59,7 @@
 --- assert(ms.tokenizer.load "tokenizer.json"):decode { 2, 1, 0 } --> "abba"
 --- ```
 ---@field decode fun(self, ids: integer|integer[]|ms.Tensor, options?: ms.DecodeOptions): string
+--- A decoder of ids as they come.
 --- ```lua
 --- local json = assert(io.open("tokenizer.json", "w"))
 --- json:write '{"decoder":{"type":"Fuse"},"model":{"type":"BPE",'
@@ -67,7 +69,7 @@
 --- decoder:add(2) --> "ab"
 --- decoder:add(1) --> "b"
 --- ```
----@field decoder fun(self, options?: ms.DecodeOptions): ms.TokenDecoder   of ids as they come
+---@field decoder fun(self, options?: ms.DecodeOptions): ms.TokenDecoder
 --- ```lua
 --- local json = assert(io.open("tokenizer.json", "w"))
 --- json:write '{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}'
@@ -149,6 +151,6 @@
 --- pcall(decoder.add, decoder, 2) --> false
 --- ```
 ---@field close fun(self)
---- Errors: a component that is not supported, such as WordPiece or Unigram (named, "unsupported"); a
---- damaged or truncated file ("corrupt"); an id that is no token's; encode with special = "error":
---- the name and its byte.
+--- Errors: a component that is not supported, such as WordPiece or Unigram (named, "unsupported");
+--- a damaged or truncated file ("corrupt"); an id that is no token's; encode with special =
+--- "error": the name and its byte.

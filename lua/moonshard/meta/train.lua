@@ -72,7 +72,7 @@
 --- true: tasks that come in each step in the same order are learned, and launched as graphs from
 --- the fourth time on, which costs the host less. It never changes what is computed: arguments that
 --- are new go into the launch, and a step that differs is carried out task by task. Copies,
---- collectives and whatever the host waits for come between graphs. Over NCCL the reductions of
+--- collectives and all that the host waits for come between graphs. Over NCCL the reductions of
 --- `ms.ddp` are graphs, too: all ranks then have graph = true, or none has. It has an effect on
 --- GPUs; a line after eight steps, and `ms.info().graph`, tell how much of a step it is. Where it
 --- is nothing after sixteen steps, and addresses that differ are not why, an error says the first

@@ -109,8 +109,6 @@ function adapter_files.check_save(model, folder)
   if not lora.adapted(model)[1] then core.raise "save_adapters: the model has no adapters" end
 end
 
---- Writes the adapters to a folder, in the format of peft. All ranks call it; rank 0 writes, and
---- all ranks have its result when the files are there.
 ---@param folder string
 ---@return true?, string?, string?
 function Module:save_adapters(folder)
@@ -290,8 +288,6 @@ function adapter_files.examine(model, folder)
   return path, adapter, by_name
 end
 
---- Reads adapters that peft, or save_adapters, wrote. A model without adapters gets those of the
---- folder, as nn.lora gives them; one with adapters must have the same ones, and gets their values.
 ---@param folder string
 ---@return true?, string?, string?
 function Module:load_adapters(folder)
@@ -312,7 +308,6 @@ function Module:load_adapters(folder)
   return nil, message, code
 end
 
---- Folds the adapters into the weights, and takes them away.
 ---@return ms.Module
 function Module:merge_adapters() return lora.merge(self) end
 

@@ -11,10 +11,6 @@ local kinds = { mean = true, rank0 = true }
 -- parameter -> "mean" or "rank0"
 local declared = ownership.alone
 
---- Declares that the parameters of a module are each rank's own: nothing reduces their gradients. A
---- checkpoint then has those of every rank, with their optimizer's states, and merge says what one
---- model of them is, for another number of ranks and for `save`: the mean over the ranks, or that
---- of rank 0. Returns the module. Modules and parameters that are added later are not declared.
 ---@param object ms.Module
 ---@param options { merge: "mean"|"rank0" }
 ---@return ms.Module

@@ -264,8 +264,6 @@ function files.read(self, path, options)
   return found
 end
 
---- Loads a file, a list of files or a folder (by its model.safetensors.index.json if it has one).
---- Returns true, or nil, message, code; then nothing has changed.
 ---@param path string|string[]
 ---@param options? ms.LoadOptions
 ---@return true?, string?, string?
@@ -545,13 +543,6 @@ function files.on_rank_0(what, f)
   return true
 end
 
---- Writes the state as safetensors. All ranks call it; rank 0 writes, and all ranks have its result
---- when the file is there. path: a .safetensors file, or
---- a folder, which gets model.safetensors. A model with a configuration also writes config.json. A
---- model of nn.pretrained is saved as it was read: names, dtypes, config.json, and the files of its
---- tokenizer and of generation; a log line says if numbers are rounded to these dtypes.
---- options.dtype: of all float tensors; unless given, the dtype in the file that nn.pretrained
---- read, else the tensor's own.
 ---@param path string
 ---@param options? ms.SaveOptions
 ---@return true?, string?, string?

@@ -191,9 +191,6 @@ local function run(self, how, stops, group)
   return self.ids:narrow(1, self.prompt + 1, self.length - self.prompt):clone()
 end
 
---- Continues a text. Returns the new ids, each of which is drawn from the model's logits after the
---- last `context` ids before it. Raises if such logits are nan or inf. **Blocks** until the last id
---- is drawn.
 ---@param model ms.LanguageModel
 ---@param tokens ms.Tensor ids [length], 1 or more
 ---@param how ms.GenerateOptions

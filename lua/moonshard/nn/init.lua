@@ -15,18 +15,14 @@ require "moonshard.optim"                         -- Module:clip_grad_norm and c
 local nn = { class = module.class, Parameter = module.Parameter, is_module = module.is_module }
 for name, class in pairs(layers) do nn[name] = class end
 
---- With parameter names and layouts of Hugging Face; `model(tokens)` gives logits.
 ---@param options ms.ModelOptions
 ---@return ms.LanguageModel
 function nn.gpt2(options) return gpt2(options) end
 
---- With parameter names and layouts of Hugging Face; `model(tokens)` gives logits.
 ---@param options ms.ModelOptions
 ---@return ms.LanguageModel
 function nn.llama(options) return llama(options) end
 
---- Reads a GPT-2 or Llama that other tools (or model:save) wrote: a folder with config.json and
---- .safetensors files, or one .safetensors file with config.json beside it.
 ---@param path string
 ---@param options? { dropout?: number, recompute?: boolean }
 ---@return ms.LanguageModel?
@@ -34,13 +30,11 @@ function nn.llama(options) return llama(options) end
 ---@return string? code
 function nn.pretrained(path, options) return pretrained(path, options) end
 
---- Freezes a model, and gives some of its linear layers an adapter that is trained instead.
 ---@param model ms.Module
 ---@param options? ms.LoraOptions
 ---@return ms.Module
 function nn.lora(model, options) return lora.lora(model, options) end
 
---- Declares that each rank trains these parameters by itself, and what one model of all ranks' is.
 ---@param object ms.Module
 ---@param options { merge: "mean"|"rank0" }
 ---@return ms.Module

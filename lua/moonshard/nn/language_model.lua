@@ -80,8 +80,6 @@ function LanguageModel.check_positions(name, tokens, positions)
   end
 end
 
---- Continues a text. Returns the new ids, each of which is drawn from the model's logits after the
---- last `context` ids before it.
 ---@param tokens ms.Tensor ids [length], 1 or more
 ---@param how ms.GenerateOptions
 ---@return ms.Tensor i64 [count or fewer]
@@ -94,8 +92,6 @@ local function meta_of(model)
   return around and getmetatable(around.wrapped) or meta
 end
 
---- The tokenizer of the folder that the model was read from, or that set_tokenizer has given. nil:
---- there is none; nil, message, code: it cannot be read.
 ---@return ms.Tokenizer?
 ---@return string? message
 ---@return string? code
@@ -110,9 +106,6 @@ function LanguageModel:tokenizer()
   return meta.tokenizer
 end
 
---- The model's tokenizer, whose files `save` puts beside the weights in place of those that the
---- model came with; a config.json that is made again names its ids that begin and end a text. The
---- tokenizer may have no more ids than the model has rows.
 ---@param tokenizer ms.Tokenizer
 ---@return true?
 ---@return string? message

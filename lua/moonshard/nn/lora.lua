@@ -200,8 +200,6 @@ local function adapter_from(given)
   return { rank = rank, alpha = alpha, scale = alpha / rank, dropout = dropout, by_root = false }
 end
 
---- Freezes a model's parameters, and gives some of its linear layers an adapter that is trained
---- instead. Returns the model.
 ---@param model ms.Module
 ---@param options? ms.LoraOptions
 ---@return ms.Module
@@ -231,7 +229,6 @@ local function merge_one(layer)
   weight:copy_((weight:to "f32" + change * adapter.scale):to(weight:dtype()))
 end
 
---- Folds a model's adapters into its weights, and takes them away. Returns the model.
 ---@param model ms.Module
 ---@return ms.Module
 function lora.merge(model)

@@ -48,7 +48,6 @@ end
 local floats = { f32 = true, f16 = true, bf16 = true }
 local integers = { i64 = true, i32 = true, u16 = true, u8 = true, bool = true }
 
---- Marks a tensor as a parameter: it requires a gradient and outlives steps.
 ---@param t ms.Tensor
 ---@return ms.Parameter
 function module.Parameter(t)
@@ -236,8 +235,6 @@ local function init(object, class, ...)
   if noted then rawset(getmetatable(object).fields, "reset", nil) end
 end
 
---- `local Block = nn.class("Block")`, then `function Block:init(...)` and
---- `function Block:forward(...)`; `Block(...)` makes one.
 ---@param name string
 ---@param base? table
 ---@return table
@@ -310,11 +307,9 @@ end
 ---@class ms.Tensor
 local Tensor = core.tensor_methods
 
---- The dotted name; "" until a module has the tensor.
 ---@return string
 function Tensor:name() return names.of(self) end
 
---- The shape of the whole parameter, also where this rank has a piece of it.
 ---@return integer[]
 function Tensor:full_shape()
   local entry = ownership.sharded[self]
@@ -352,7 +347,6 @@ end
 
 options_of.methods(Tensor, "a tensor", core.is_tensor, { "name", "full_shape", "requires_grad_" })
 
---- Iterates over the module itself (named "") and all modules below, in order.
 ---@return fun(): string, ms.Module
 function Module:modules()
   local found, seen = {}, {}
@@ -390,7 +384,6 @@ local function each_tensor(self, f)
   end
 end
 
---- All parameters, each once; a tied one comes at its first name.
 ---@param filter? fun(p: ms.Parameter, name: string): boolean
 ---@return ms.Parameter[]
 function Module:parameters(filter)
@@ -430,7 +423,6 @@ function Module:buffers()
   return buffers
 end
 
---- The modules that are direct fields.
 ---@return ms.Module[]
 function Module:children()
   local state, list = state_of(self), {}
@@ -500,9 +492,6 @@ local function refuse_replacement(t, name)
   end
 end
 
---- Casts float parameters and buffers, or moves them to a device. Shared tensors stay shared.
---- Optimizers, wrappers and functions of on_grad come afterwards, because the parameters are new
---- tensors: those that have them are refused.
 ---@param what ms.DType|string
 ---@return self
 function Module:to(what)
@@ -546,8 +535,6 @@ end
 
 local moments = { "pre_forward", "forward", "pre_backward", "backward" }
 
---- Adds a hook. forward: f(module, inputs, outputs); pre_forward: f(module, inputs); pre_backward
---- and backward: f(module, gradients). A value that f returns replaces its last argument.
 ---@param when "pre_forward"|"forward"|"pre_backward"|"backward"
 ---@param f function
 ---@return fun() removes f
@@ -577,7 +564,6 @@ local accumulating = false  -- inside a pass of accumulate that is not the last
 ---@return boolean
 function module.is_accumulating() return accumulating end
 
---- Calls f(i) for i = 1..count. Each call must run backward.
 ---@param count integer
 ---@param f fun(i: integer)
 function Module:accumulate(count, f)
@@ -657,7 +643,6 @@ function module.saved(object)
   return list
 end
 
---- Copies of parameters and saved buffers by name; with live, the tensors themselves.
 ---@param options? { kind?: "full"|"sharded", live?: boolean }
 ---@return table<string, ms.Tensor>
 function Module:state(options)
@@ -701,8 +686,6 @@ local function copy_value(t, given)
   end
 end
 
---- Copies values in, by name. Raises for unknown or missing names (unless partial) and wrong
---- shapes, before anything is changed.
 ---@param state table<string, ms.Tensor>
 ---@param options? ms.LoadOptions
 function Module:load_state(state, options)
@@ -733,7 +716,6 @@ function Module:load_state(state, options)
   end)
 end
 
---- Makes the values of tensors on "meta".
 ---@return self
 function Module:materialize()
   ownership.functions.materialize("materialize", self)

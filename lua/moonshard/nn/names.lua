@@ -121,7 +121,6 @@ local function collect(root)
   return found
 end
 
---- The dotted name; "" while no module has the parameter.
 ---@param parameter ms.Tensor
 ---@return string
 function names.of(parameter)

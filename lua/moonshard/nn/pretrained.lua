@@ -158,9 +158,6 @@ local function stops_of(folder, config)
   return list
 end
 
---- A GPT-2 or Llama with the weights of a folder with config.json and .safetensors files, or of one
---- .safetensors file with config.json beside it. options: dropout and recompute, which config.json
---- does not determine.
 ---@param path string
 ---@param options? { dropout?: number, recompute?: boolean }
 ---@return ms.LanguageModel?

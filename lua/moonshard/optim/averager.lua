@@ -49,10 +49,6 @@ local function hierarchy(periods, group)
   return levels
 end
 
---- An object that averages parameters in some steps: every `period` steps; or by `periods = { { 4,
---- 8 }, { 16, 16 } }` (period, ranks; ascending; the largest period that divides the step is used);
---- or every `period` steps with `elastic = alpha`, which moves parameters and a common centre
---- towards each other. Call `averager:step(params)` once in each step.
 ---@param options ms.AveragerOptions
 ---@return ms.Averager
 local function averager(options)
@@ -178,7 +174,6 @@ local function group_now(self)
   end
 end
 
---- Counts a step, and averages if the step is due. All ranks call it, after the optimizer's step.
 ---@param params ms.Module|ms.Parameter[]|table nested tables of tensors will do
 ---@return boolean averaged
 function Averager:step(params)

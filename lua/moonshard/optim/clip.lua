@@ -129,7 +129,6 @@ sharded_join.define("clip", function(s, words)
   clip[words.how](sharded_join.parameters_of(s, words.names), words.max, words.p)
 end)
 
---- Scales all gradients to a norm of at most max; the norm before is a device scalar.
 ---@param params ms.Module|ms.Parameter[]
 ---@param max number
 ---@param p? number 2 unless given

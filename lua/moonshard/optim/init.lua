@@ -20,7 +20,6 @@ optim.overlap_standard = overlap.attach
 optim.clip_grad_norm, optim.clip_grad_value = clip.clip_grad_norm, clip.clip_grad_value
 optim._clip = clip.for_loops
 
---- Defines a new kind of optimizer. Groups, schedules and saving work as for the built-in kinds.
 ---@param kind ms.Kind
 ---@return fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
 function optim.define(kind)
@@ -52,10 +51,6 @@ native("adamax", { lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8 })
 local Optimizer = optimizers.class
 local overlapped = {}  -- kind's name -> the function of register_overlapped
 
---- From now on the policy decides when this optimizer's parameters in this ddp model are stepped.
---- policy: the name of a ready-made one ("classic", "in_backward", "deferred",
---- "early_where_hidden"), a file, or a result of ms.overlap. The loop need not change: step() steps
---- the parameters that were not stepped early.
 ---@param model ms.DDP|ms.FSDP
 ---@param policy string|ms.Overlap
 function Optimizer:overlap(model, policy)
@@ -76,8 +71,6 @@ function Optimizer:overlap(model, policy)
   overlap.attach(self, model, policy)
 end
 
---- Registers the function that runs optimizers of this kind, and of kinds based on it, overlapped,
---- in place of optim.overlap_standard. A second registration raises.
 ---@param kind string
 ---@param make fun(optimizer: ms.Optimizer, model: ms.Module, policy: string|ms.Overlap)
 function optim.register_overlapped(kind, make)

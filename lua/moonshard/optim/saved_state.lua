@@ -14,12 +14,6 @@ local written = require "moonshard.optim.overrides"
 local Optimizer = optimizers.class
 local is_own, name_of, place_of = optimizers.is_own, optimizers.name_of, optimizers.place_of
 
---- A copy of the state by parameter name, and the count of steps; with live, the tensors
---- themselves. **blocks** after steps with only_if. For a sharded optimizer all ranks call it, and
---- rank 0 of the group gets the states of all parameters.
---- Of parameters of a sharded model, all ranks call it as well. kind "full": rank 0 of the model
---- gets whole tensors, and the others an empty table; "sharded": each rank gets its pieces. The
---- state loads at any number of ranks.
 ---@param options? { kind?: "full"|"sharded", live?: boolean }
 ---@return table
 function Optimizer:state(options)
@@ -146,10 +140,6 @@ local function load_all(self, saved, items, shared)
   self.steps, self.lost, self.skipped, self.released = saved.steps + #skipped, 0, skipped, nil
 end
 
---- Of parameters of a ddp model, each rank gives the state, or rank 0 gives it and others an empty
---- table; all ranks of the model call it. Of parameters of a sharded model, each rank gives at
---- least what it has (whole tensors or its pieces), or rank 0 gives all and the others empty
---- tables; all ranks call it.
 ---@param saved table
 function Optimizer:load_state(saved)
   local models, items, shared = saved_pieces.models(self, "load_state"), {}, {}

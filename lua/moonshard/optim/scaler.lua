@@ -36,8 +36,6 @@ local function check_optimizer(name, optimizer)
   options_of.argument("scaler:" .. name, "optimizer", optimizer, "optimizer")
 end
 
---- Defaults: init_scale 65536, growth_factor 2, backoff_factor .5, growth_interval 2000. Factor and
---- counter are on the device, so the host never waits for them.
 ---@param options? ms.ScalerOptions
 ---@return ms.Scaler
 local function scaler(options)
@@ -93,9 +91,6 @@ local function adapt(self)
   self.stepped = false
 end
 
---- The loss times the factor. The gradients that a backward of the result reaches are marked as
---- multiplied, until unscale (or step) divides them: clipping or stepping them before is an error.
---- Several losses whose gradients add up are scaled by one factor, until an optimizer has stepped.
 ---@param loss ms.Tensor
 ---@return ms.Tensor
 function Scaler:scale(loss)
@@ -125,9 +120,6 @@ local function agreed(finite, params)
   return finite
 end
 
---- Divides the gradients of the optimizer's parameters by the factor, in place. Call it at most
---- once between scale and step, before gradients are clipped or read; otherwise `step` calls it.
---- Returns a bool [] on the device: whether all gradients are finite.
 ---@param optimizer ms.Optimizer
 ---@return ms.Tensor
 function Scaler:unscale(optimizer)
@@ -156,7 +148,6 @@ function Scaler:unscale(optimizer)
   return own.finite[optimizer]
 end
 
---- Replaces the flag that `unscale` returned by one that is equal on all ranks.
 ---@param optimizer ms.Optimizer
 ---@param finite ms.Tensor
 function Scaler:set_finite(optimizer, finite)
@@ -166,9 +157,6 @@ function Scaler:set_finite(optimizer, finite)
   own.finite[optimizer] = finite
 end
 
---- Unscales the gradients (unless that was done before), and steps unless one is inf or nan. The
---- factor adapts to the flags of all optimizers that are stepped before the next scale, or before
---- the scaler is saved.
 ---@param optimizer ms.Optimizer
 function Scaler:step(optimizer)
   local own = inner[self]
@@ -180,7 +168,6 @@ function Scaler:step(optimizer)
   own.stepped = true
 end
 
---- Copies of the factor and the number of good iterations, as tensors [].
 ---@return { factor: ms.Tensor, good: ms.Tensor }
 function Scaler:state()
   local own = inner[self]

@@ -36,7 +36,6 @@ local function warmed(warmup, steps, f)
   end
 end
 
---- 1 after the warm-up.
 ---@param options? { warmup?: integer }
 ---@return fun(step: integer): number
 function schedules.constant(options)
@@ -44,7 +43,6 @@ function schedules.constant(options)
   return warmed(warmup, warmup + 1, function() return 1 end)
 end
 
---- Falls linearly from 1 to floor at step `steps`.
 ---@param options ms.ScheduleOptions
 ---@return fun(step: integer): number
 function schedules.linear(options)
@@ -53,7 +51,6 @@ function schedules.linear(options)
   return warmed(warmup, steps, function(progress) return 1 - (1 - floor) * progress end)
 end
 
---- Falls from 1 to floor at step `steps`, as half a cosine wave.
 ---@param options ms.ScheduleOptions
 ---@return fun(step: integer): number
 function schedules.cosine(options)
@@ -64,7 +61,6 @@ function schedules.cosine(options)
   end)
 end
 
---- Warm-up, then 1, then a linear fall to floor in the last `decay` steps.
 ---@param options ms.WSDOptions
 ---@return fun(step: integer): number
 function schedules.wsd(options)

@@ -368,9 +368,6 @@ sharded_join.define("step", function(s, words)
   end)
 end)
 
---- Steps all parameters that have a gradient, and frees the gradients unless options.keep_grads is
---- true. Inside ddp:join a sharded optimizer steps on all ranks. options.only_if: one bool on the
---- device; if it is false nothing changes, not even the step count.
 ---@param options? { only_if?: ms.Tensor, keep_grads?: boolean }
 function Optimizer:step(options)
   if core.in_hook() then
@@ -395,8 +392,6 @@ function Optimizer:step(options)
   take_step(self, options)
 end
 
---- Steps one parameter on the current stream; allowed in hooks. A parameter whose values the
---- running backward still reads is stepped after the last such read.
 ---@param p ms.Tensor
 ---@param grad? ms.Tensor p:grad() unless given
 ---@param options? { only_if?: ms.Tensor }
@@ -436,7 +431,5 @@ end
 
 sharded_join.define("zero_grad", function(s, words) optimizer_of(s, words):zero_grad() end)
 
---- The learning rate that the next step of the first group uses, schedule included. After a step
---- with only_if it is the rate if that step was taken.
 ---@return number
 function Optimizer:lr() return scheduled(self, self.list[1]) end

@@ -190,7 +190,6 @@ local function forward(self, ...)
   return end_forward(s, due and replicas.before_forward(s) or nil, run(s, ...))
 end
 
---- Gradients of a forward and backward inside f stay on this rank and add up.
 ---@param f function
 function DDP:no_sync(f)
   local s = state_of(self)
@@ -206,7 +205,6 @@ function DDP:no_sync(f)
   return f()
 end
 
---- Calls f(i) for i = 1..count; gradients are reduced in the last pass only.
 ---@param count integer
 ---@param f fun(i: integer)
 function DDP:accumulate(count, f)
@@ -228,11 +226,6 @@ local function copy_values(s, root)
   if #buffers.tensors > 0 then core.ddp_broadcast(s.group, buffers.tensors, root) end
 end
 
---- Handles uneven inputs. A rank whose f has returned takes part with zeros until f has returned on
---- all ranks. At the end all ranks get the values of a rank that had inputs longest. divisor:
---- "all": means are over all ranks; "live": over the ranks that still have inputs, as
---- bucket:divisor() says. stop: all ranks raise when the first one has no inputs left. f must
---- communicate through this model only.
 ---@param options { divisor?: "all"|"live", stop?: boolean }
 ---@param f function
 ---@return any ... what f returned
@@ -242,7 +235,6 @@ function DDP:join(options, f)
   return join.run(s, options, f, synchronize_buffers, copy_values)
 end
 
---- Rebuilds the buckets by the order of gradients in the next synchronized backward.
 function DDP:rebuild_buckets()
   local s = state_of(self)
   if not s.reducer then core.raise "rebuild_buckets: this model was unwrapped" end
@@ -250,9 +242,6 @@ function DDP:rebuild_buckets()
   if s.plan then buckets.again(s) else s.reducer:rebuild() end
 end
 
---- Raises on all ranks, with exit code 5, if parameters, synchronized buffers or the optimizer's
---- state and settings are not equal on all of them. All ranks call it. Reads all of these values
---- once, and blocks.
 ---@param optimizer? ms.Optimizer
 function DDP:check_replicas(optimizer)
   local s = state_of(self)
@@ -260,7 +249,6 @@ function DDP:check_replicas(optimizer)
   replicas.check_model(self, s.group, optimizer)
 end
 
---- Removes everything that wrapping installed, so that the module can be wrapped again.
 ---@return ms.Module
 function DDP:unwrap()
   local s = state_of(self)
@@ -277,7 +265,6 @@ function DDP:unwrap()
   return s.wrapped
 end
 
---- Reads adapters into those that the model was wrapped with. Every rank reads the folder.
 ---@param folder string
 ---@return true?, string?, string?
 function DDP:load_adapters(folder)
@@ -286,7 +273,6 @@ function DDP:load_adapters(folder)
   return s.wrapped:load_adapters(folder)
 end
 
---- Unwraps the model, and folds its adapters into the weights.
 ---@return ms.Module
 function DDP:merge_adapters()
   lora.check_wrapped("merge_adapters", state_of(self).wrapped)
@@ -295,10 +281,6 @@ end
 
 ---------------------------------------------------------------------------------------------- stats
 
---- Statistics. Collectives are those of the last finished step, by operation. Times are those of
---- the last synchronized pass that has ended on the device, so the call never waits. step_ms is the
---- time from the reduced gradients to the step's end. links has one entry for each link of the
---- chain; its exposed_ms is the part of the link's time in which the model's stream waited.
 ---@return ms.Stats
 function DDP:stats()
   local s = state_of(self)
@@ -350,8 +332,6 @@ options_of.methods(DDP, "a ddp model", function(value)
   return type(meta) == "table" and meta.ddp ~= nil
 end)
 
---- Wraps a module. Each backward after a forward of the result averages the gradients over the
---- group's ranks.
 ---@param model ms.Module
 ---@param options? ms.DDPOptions
 ---@return ms.DDP

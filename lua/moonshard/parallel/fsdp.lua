@@ -251,7 +251,6 @@ local function install(s)
   end
 end
 
---- Shards a model over the ranks. The model is changed in place.
 ---@param model ms.Module
 ---@param options? ms.FSDPOptions
 ---@return ms.FSDP
@@ -276,7 +275,6 @@ local function wrap(model, options)
   return object
 end
 
---- The sharded models in a module, in order: itself, or those below it.
 ---@param object ms.Module
 ---@return ms.FSDP[]
 local function roots(object)

@@ -106,7 +106,6 @@ local function check_ready(self, what)
   end
 end
 
---- The current stream waits; the host does not.
 ---@return any
 function Future:value()
   check_ready(self, "value")
@@ -114,7 +113,6 @@ function Future:value()
   return each(core.spend, self.result)
 end
 
---- **blocks** until it is ready
 ---@return any
 function Future:sync()
   if core.in_hook() then
@@ -231,9 +229,6 @@ core.set_drain(function(failed)
   if failed then give_up "the hook that registered it failed" else future.drain() end
 end)
 
---- f(value) runs on the host with the future's stream current: at once, or after the running hook
---- or callback has returned. f returns the value of the new future: a future, a tensor or a list of
---- tensors; nil represents the same value.
 ---@param f fun(value: any): any
 ---@return ms.Future
 function Future:and_then(f)
@@ -242,7 +237,6 @@ function Future:and_then(f)
   return enqueue { sources = { self }, f = f }
 end
 
---- A future of the list of all values, in order; tensors count as ready on the current stream.
 ---@param list (ms.Future|ms.Tensor)[]
 ---@return ms.Future
 function future.all(list)
@@ -266,10 +260,6 @@ end
 -- The numbers of exec.h.
 local PRIORITIES = { low = -1, normal = 0, high = 1 }
 
---- Without a name: the current stream. With one: that stream, made at first use. It keeps the
---- priority that it gets then; another one is an error. On a GPU, work of high priority that waits
---- for room goes first, and low is the same as normal; elsewhere priorities change nothing. Streams
---- of communication have a high one.
 ---@param name? string
 ---@param options? { priority?: "low"|"normal"|"high" }
 ---@return ms.Stream
@@ -288,7 +278,6 @@ options_of.methods(Future, "a future", is_future, { "value", "sync", "and_then" 
 ---@class ms.Stream
 local Stream = core.stream_methods
 
---- This stream waits for the future; the host does not.
 ---@param item ms.Future|ms.Tensor
 function Stream:wait(item)
   item = check_future(item, "wait")

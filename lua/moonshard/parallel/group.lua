@@ -105,14 +105,11 @@ local function check_rank(what, name, rank)
   options_of.argument(what, name, rank, "integer")
 end
 
---- t: in place; the future's value. op: "sum" unless given; { premul_sum = factor }: the sum of
---- each rank's tensor times its factor.
 ---@param t ms.Tensor
 ---@param op? ms.Op
 ---@return ms.Future
 function Group:all_reduce(t, op) return in_place(self, "all_reduce", t, { op = op }) end
 
---- t: in place on root; others unchanged.
 ---@param t ms.Tensor
 ---@param root integer
 ---@param op? ms.Op
@@ -126,7 +123,6 @@ function Group:reduce(t, root, op)
   end)
 end
 
---- t: in place on all but root.
 ---@param t ms.Tensor
 ---@param root integer
 ---@return ms.Future
@@ -135,7 +131,6 @@ function Group:broadcast(t, root)
   return in_place(self, "broadcast", t, { root = root })
 end
 
---- Value: this rank's part along dimension 1 (equal parts, or counts[rank + 1] rows).
 ---@param t ms.Tensor
 ---@param op? ms.Op
 ---@param counts? integer[]
@@ -172,8 +167,6 @@ local function gathered(self, kind, t, counts, root)
   return run(self, kind, unrecorded(t), out, out or t, { counts = elements, root = root }, t)
 end
 
---- Value: all ranks' tensors joined along dimension 1, in rank order. With counts, ranks may bring
---- different numbers of rows.
 ---@param t ms.Tensor
 ---@param counts? integer[]
 ---@return ms.Future
@@ -182,7 +175,6 @@ function Group:all_gather(t, counts)
   return gathered(self, "all_gather", t, counts)
 end
 
---- Value: as all_gather's on root; t itself elsewhere.
 ---@param t ms.Tensor
 ---@param root integer
 ---@param counts? integer[]
@@ -193,8 +185,6 @@ function Group:gather(t, root, counts)
   return gathered(self, "gather", t, counts, root)
 end
 
---- Dimension 1 is cut into size() parts, one for each rank (equal, or by counts). Value: the parts
---- received, joined in rank order.
 ---@param t ms.Tensor
 ---@param send? integer[]
 ---@param receive? integer[]
@@ -219,8 +209,6 @@ function Group:all_to_all(t, send, receive)
     { counts = out_elements, receive = in_elements }, t)
 end
 
---- t: the whole on root, cut along dimension 1; elsewhere the part, in place. Value: this rank's
---- part, without a gradient: raises if t requires one and gradients are recorded.
 ---@param t ms.Tensor
 ---@param root integer
 ---@param counts? integer[]
@@ -255,7 +243,6 @@ function Group:scatter(t, root, counts)
   end)
 end
 
---- Sends t to a rank of the group. Sends and receives of a pair of ranks match in order.
 ---@param t ms.Tensor
 ---@param to integer
 ---@return ms.Future
@@ -267,7 +254,6 @@ function Group:send(t, to)
   end)
 end
 
---- t: in place; raises if it requires a gradient and gradients are recorded.
 ---@param t ms.Tensor
 ---@param from integer
 ---@return ms.Future
@@ -313,9 +299,6 @@ local function blocks_of(all, size)
   return blocks
 end
 
---- Two groups: this rank's block of `size` consecutive ranks (unless given: the ranks of its host),
---- and the ranks that have this rank's position in their blocks. Hosts may have different numbers
---- of ranks.
 ---@param size? integer
 ---@return ms.Group within, ms.Group across
 function Group:levels(size)
@@ -397,7 +380,6 @@ end
 
 options_of.methods(Group, "a group", core.is_group, { "levels" })
 
---- All ranks.
 ---@return ms.Group
 function group.world() return core.world() end
 

@@ -90,7 +90,6 @@ function link_state.inherit(before, f)
   return value, names
 end
 
---- State of a link, saved in checkpoints under this name.
 ---@param name string
 ---@return ms.State
 function link_state.new(name)
@@ -167,8 +166,6 @@ end
 ---@return userdata
 function link_state.core(state) return self_of(state).core end
 
---- An f32 tensor with the length of the bucket's buffer, zeros at first. Its numbers are kept for
---- each parameter and follow it when buckets are rebuilt.
 ---@param bucket ms.Bucket
 ---@param name string
 ---@return ms.Tensor
@@ -182,8 +179,6 @@ function State:flat(bucket, name)
   return (used(self).core:flat(bucket, name))
 end
 
---- As flat, with lengths[i] numbers for parameter i of the bucket. The second result says for each
---- parameter whether its numbers are new, and so zero.
 ---@param bucket ms.Bucket
 ---@param name string
 ---@param lengths integer[]
@@ -228,8 +223,6 @@ local function bucket_table(own, bucket)
   return entry.table
 end
 
---- A table that lasts as long as its owner: a parameter, a bucket (until buckets are rebuilt) or a
---- string. Its values are kept and saved.
 ---@param owner ms.Parameter|ms.Bucket|string
 ---@return table
 function State:of(owner)

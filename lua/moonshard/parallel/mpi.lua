@@ -81,7 +81,6 @@ local function report(message)
   io.stderr:write("moonshard: ", message, "\n")
 end
 
---- Makes this process a rank. An error of the meeting ends the process, with one message of all.
 ---@param settings ms.InitOptions
 function mpi.init(settings)
   local own, rest = split(settings)

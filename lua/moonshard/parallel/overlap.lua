@@ -155,8 +155,6 @@ local function source_of(model)
   return type(meta) == "table" and (meta.ddp or meta.fsdp) or nil
 end
 
---- The engine runs this optimizer's steps of the model's parameters by the policy, from the second
---- reduced pass on; a planner sees times of two passes first.
 ---@param optimizer ms.Optimizer
 ---@param model ms.DDP|ms.FSDP
 ---@param policy string|ms.Overlap

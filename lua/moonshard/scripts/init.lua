@@ -103,8 +103,6 @@ local function declare(options, name, declaration)
   options[name] = declaration
 end
 
---- Adds the options hook, overlap, buckets, shard, gather and prefetch to those of a recipe. A
---- script's own options are given as hook.fraction=0.001, those of ms.fsdp as shard.prefetch=none.
 ---@param options table
 ---@return table the same
 function scripts.options(options)
@@ -138,9 +136,6 @@ local makers = {
   gather = gathers.from, prefetch = prefetch.planner_of,
 }
 
---- The object that one of the options names: a link for "hook", a policy for "overlap", a plan for
---- "buckets", a table of functions for "gather", a strategy for "prefetch"; nil if it is not set. A
---- wrong value ends the run with code 2.
 ---@param cfg table what ms.config gave
 ---@param name "hook"|"overlap"|"buckets"|"gather"|"prefetch"
 ---@return any
@@ -229,16 +224,6 @@ local function make_model(make, shards)
   return model
 end
 
---- Wraps the model, and makes its optimizer, as the options hook, overlap, buckets and shard of cfg
---- say. One rank without any of them keeps the plain model.
----
---- model: the model; or a function that makes it, which runs on "meta" if the model is sharded:
---- then no rank ever has more than its shards and one unit, also of weights that nn.pretrained
---- reads.
---- make(net) makes the optimizer. extra: clip, the norm to which the loop clips gradients; ddp
---- and fsdp, other options of these; links, which come before the hook. The third result is the
---- norm to which the loop must clip: clip, or nil if the policy may step in backward; then the
---- chain clips by the norm of the step before.
 ---@param cfg table what ms.config gave
 ---@param model ms.Module|fun(): ms.Module?, string?
 ---@param make fun(net: ms.Module): ms.Optimizer
@@ -274,5 +259,20 @@ function scripts.apply(cfg, model, make, extra)
 end
 
 scripts.texts, scripts.tokenizer = texts, tokenizer
+
+---@param result ms.TrainResult
+---@param model ms.LanguageModel
+---@param has_adapters? boolean
+function scripts.save(result, model, has_adapters)
+  options_of.argument("scripts.save", "result", result, "table")
+  if has_adapters then
+    assert(model:save_adapters(result.run .. "/adapter"))
+    log.log("the adapters are in %s/adapter", result.run)
+    model = model:merge_adapters()
+  end
+  assert(model:save(result.run .. "/model"))
+  if result.valid then log.log("validation loss %.4f nats per token", result.valid.loss) end
+  log.log("the model is in %s/model", result.run)
+end
 
 return options_of.closed(scripts, "ms.scripts")

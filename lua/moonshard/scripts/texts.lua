@@ -2,8 +2,6 @@
 local data = require "moonshard.data"
 local data_files = require "moonshard.data.files"
 
---- By the options of a recipe: data, valid (a path, or "") and bytes. Without a path, the
---- validation is the val*.bin of a folder of shards, or else the last twentieth of the data.
 ---@param cfg { data: string, valid: string, bytes: boolean }
 ---@return ms.Dataset train
 ---@return ms.Dataset valid

@@ -34,11 +34,6 @@ local function tokenizer_of_shards(sets, rows)
   return found, by, reason
 end
 
---- The tokenizer with which a language model and its data were made, for samples as text: that of
---- the model's folder, or the one that the shards name, which then becomes the model's. nil: none
---- is named, or, after a log line, the one that is named is not there. The same on all ranks. Ends
---- the program with code 3 if the model's tokenizer and the shards' differ, or if a tokenizer has
---- more ids than the model has rows.
 ---@param model ms.LanguageModel
 ---@param ... ms.Dataset
 ---@return ms.Tokenizer?

@@ -35,8 +35,6 @@ local function special_list(special)
   return list
 end
 
---- Reads a tokenizer's file, or the tokenizer of a folder. Which kind of file it is shows in its
---- content.
 ---@param path string
 ---@param options? ms.TokenizerOptions
 ---@return ms.Tokenizer?
@@ -56,7 +54,6 @@ end
 local Tokenizer = core.Tokenizer
 local encode = Tokenizer.encode
 
---- The ids of a text, i64 [length].
 ---@param text string
 ---@param options? ms.EncodeOptions
 ---@return ms.Tensor
@@ -75,7 +72,6 @@ local function shows_special(what, options)
   return o.special == "text"
 end
 
---- The text of ids: a table, an integer, or an integer tensor, which blocks.
 ---@param ids integer|integer[]|ms.Tensor
 ---@param options? ms.DecodeOptions
 ---@return string
@@ -85,7 +81,6 @@ function Tokenizer:decode(ids, options)
   return text .. stream:finish()
 end
 
---- A decoder of ids as they come.
 ---@param options? ms.DecodeOptions
 ---@return ms.TokenDecoder
 function Tokenizer:decoder(options)

@@ -510,7 +510,6 @@ local function check_optimizer(o)
   end
 end
 
---- Runs the loop and returns its result. If a resumed run has no steps left, loss is nil.
 ---@param options ms.TrainOptions
 ---@return ms.TrainResult
 function train.train(options)

@@ -92,7 +92,6 @@ function metric.close(step)
   end
 end
 
---- The same name returns the same metric.
 ---@param name string
 ---@param op? ms.Op "avg" unless given
 ---@return ms.Metric
@@ -118,7 +117,6 @@ function metric.metric(name, op)
   return self
 end
 
---- Adds a value to the current step; the values of a step are combined by op.
 ---@param value ms.Number
 function Metric:push(value)
   if core.is_tensor(value) then
@@ -142,8 +140,6 @@ local function number(value)
   return type(value) == "userdata" and value:value() or value
 end
 
---- The value of step `ms.step() - back`; nil if that step has none. Waits only if the device has
---- not finished that step.
 ---@param back integer 1 or more
 ---@return number?
 function Metric:lag(back)

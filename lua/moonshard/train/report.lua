@@ -144,14 +144,6 @@ local function find_peak(self, dtype)
     when)
 end
 
---- Makes a report, for loops written by hand; ms.train makes its own. All ranks call it. options:
---- run: the folder; tokens: of one step, over all ranks; every: steps between two lines (unless
---- given: each step on a terminal; elsewhere the first 10, then one every 10 s or 1% of the steps,
---- whichever is rarer; `moonshard run --log-every` takes precedence); total: steps of the run, for
---- the remaining time; dtype: of the matrix products, for MFU ("f32" unless given); tensorboard:
---- event files for TensorBoard are written as well, in the folder's tensorboard/. metrics.jsonl has
---- every step; lines that an earlier run left in it are removed from the first reported step
---- on.
 ---@param options ms.ReportOptions
 ---@param has_lock? any the folder is locked, by ms.train
 ---@return ms.Report
@@ -187,8 +179,6 @@ function report.report(options, has_lock)
   return self
 end
 
---- Reports the current step. Values of tensors are shown one step late, so that the device never
---- waits for the host. values: loss, grad_norm, lr and any other values for metrics.jsonl.
 ---@param values table<string, ms.Number>
 function Report:step(values)
   options_of.argument("report:step", "values", values, "table")
@@ -211,7 +201,6 @@ function Report:step(values)
   self.flops, self.wire = flops, wire
 end
 
---- Adds values to the step that was reported last.
 ---@param values table<string, ms.Number>
 function Report:add(values)
   options_of.argument("report:add", "values", values, "table")
@@ -225,7 +214,6 @@ function Report:add(values)
   end
 end
 
---- Adds a text to the current step, for TensorBoard; where that is not on, does nothing.
 ---@param name string
 ---@param text string
 function Report:text(name, text)
@@ -234,8 +222,6 @@ function Report:text(name, text)
   if self.events then self.events:text((core.step()), name, text) end
 end
 
---- Adds histograms of the parameters' gradients to the current step, for TensorBoard; where that is
---- not on, does nothing. All ranks call it. **blocks**.
 ---@param parameters ms.Parameter[]
 function Report:histograms(parameters)
   options_of.argument("report:histograms", "parameters", parameters, "table")
@@ -247,8 +233,6 @@ function Report:histograms(parameters)
   if self.events then self.events:histograms((core.step()), list) end
 end
 
---- Waits for the values of the step that was reported last and shows its line, if it is due. The
---- line in metrics.jsonl is written at that step's end, when its metrics are known.
 function Report:flush()
   local entry = self.pending
   if not entry then return end
@@ -257,9 +241,6 @@ function Report:flush()
   entry.flushed = true
 end
 
---- Runs f (validation, saving) and returns its results. Its time and work count for no step.
---- **blocks** before f until the work of the steps before it has finished, so that their times are
---- complete.
 ---@param f fun(): any
 ---@return any
 function Report:outside(f)
@@ -271,8 +252,6 @@ function Report:outside(f)
   return table.unpack(results, 1, results.n)
 end
 
---- Writes and shows the last step, whether or not its line is due. The end of a loop of ms.steps
---- writes it as well.
 function Report:close()
   write(self)
   if self.last then show(self, self.last, true) end

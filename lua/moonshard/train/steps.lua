@@ -8,7 +8,6 @@ local steps = { ends = 0 }         -- ends: of steps, so far
 local at_end = {}    -- functions called with the step's number, before its tensors are released
 local at_leave = {}  -- functions called when a loop of steps is over
 
---- The current step, from 0; a resumed run continues the count of the run that was stopped.
 ---@return integer
 function steps.step() return (core.step()) end
 
@@ -168,9 +167,6 @@ local function end_abandoned()
   for _, g in ipairs(at_leave) do pcall(g, true) end
 end
 
---- `for step in ms.steps(count, first, options) do`: yields first (0 unless given) to count - 1.
---- Leaving the loop in any way ends the step; a request to stop ends the loop after the step that
---- runs. graph = true: runs of tasks that come in each step are launched as graphs.
 ---@param count integer
 ---@param first? integer
 ---@param options? { graph?: boolean }

@@ -53,8 +53,6 @@ local function over(own, group)
   return core.where(equal, core.where(sum:ne(0), 1, factors), factors), rest, sum, equal
 end
 
---- The weights of a step in a loop written by hand. Returns a function that gives the loss of pass
---- i with its weight.
 ---@param values (ms.Tensor|number)[]
 ---@param group? ms.Group
 ---@return fun(i: integer, loss: ms.Tensor): ms.Tensor

@@ -103,10 +103,12 @@ static void plan_some(rank *self)
     CHECK(layout == 5 && passes == 0);
     for (uint32_t iteration = 0; iteration < 3; iteration++) {
         OK(ms_gradient_source_await_times(ms_reducer_source(reducer)));
-        CHECK(ms_gradient_source_layout(ms_reducer_source(reducer), &passes) == layout && passes == iteration);
+        CHECK(ms_gradient_source_layout(ms_reducer_source(reducer), &passes) == layout
+              && passes == iteration);
         if (iteration == 2)
             CHECK(ms_gradient_source_stats(ms_reducer_source(reducer)).timed >= 5
-                  && ms_gradient_source_bucket_times(ms_reducer_source(reducer), 2, &times) && times.ready_ns > 0);
+                  && ms_gradient_source_bucket_times(ms_reducer_source(reducer), 2, &times)
+                  && times.ready_ns > 0);
         OK(ms_reducer_forward(reducer, true));
         OK(pass(self, &m, self->number, iteration, WEIGHTS, false));
         OK(clear(&m));

@@ -42,7 +42,8 @@ static void mistakes(rank *self)
         OK(pass(self, &m, 0, 0, 3, false));
         CHECK(!ms_gradient_source_error(ms_reducer_source(reducer)));
         CHECK(ms_reducer_forward(reducer, true) == MS_ERROR_STATE && says(self, "'d', 'e'"));
-        CHECK(ms_gradient_source_error(ms_reducer_source(reducer)) && strstr(ms_gradient_source_error(ms_reducer_source(reducer)), "'d', 'e'"));
+        CHECK(ms_gradient_source_error(ms_reducer_source(reducer))
+              && strstr(ms_gradient_source_error(ms_reducer_source(reducer)), "'d', 'e'"));
     } else if (which == 3) {
         OK(ms_reducer_forward(reducer, true));
         CHECK(pass(self, &m, 0, 0, WEIGHTS, true) == MS_ERROR_STATE && says(self, "twice"));

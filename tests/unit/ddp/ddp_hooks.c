@@ -112,7 +112,8 @@ static ms_status step_parameter(ms_engine *engine, ms_tensor *weight)
 static ms_status step_early(void *user, uint32_t index)
 {
     stepper *s = user;
-    const ms_bucket *bucket = ms_gradient_source_bucket(ms_reducer_source(s->reducer), index == MS_REDUCED_ALL ? 0 : index);
+    const ms_bucket *bucket = ms_gradient_source_bucket(ms_reducer_source(s->reducer),
+                                                        index == MS_REDUCED_ALL ? 0 : index);
     ms_engine *engine = bucket->engine;
     ms_stream *own = NULL, *model_stream = ms_engine_current(engine);
     snprintf(s->calls + strlen(s->calls), 16, index == MS_REDUCED_ALL ? "end " : "%u ", index);

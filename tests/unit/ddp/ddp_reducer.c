@@ -21,7 +21,8 @@ static void train_some(rank *self)
         OK(pass(self, &m, self->number, iteration, WEIGHTS, false));
         CHECK(ms_gradient_source_buckets(ms_reducer_source(reducer)) == (iteration == 0 ? 1u : 3u));
         /* One collective for each bucket and iteration. */
-        CHECK(ms_comm_record_count(self->engine) - before == ms_gradient_source_buckets(ms_reducer_source(reducer)));
+        CHECK(ms_comm_record_count(self->engine) - before
+              == ms_gradient_source_buckets(ms_reducer_source(reducer)));
         for (uint32_t b = 0; b < ms_gradient_source_buckets(ms_reducer_source(reducer)); b++)
             CHECK(ms_comm_record_get(self->engine, before + b)->bucket == (int32_t)b);
         CHECK(reduced(self, &m, &reference, iteration, iteration));
@@ -45,7 +46,8 @@ static void train_some(rank *self)
     CHECK(first->count == 3 && first->parameters[0] == m.weights[4]
           && first->parameters[2] == m.weights[2] && !first->is_last);
     CHECK(ms_tensor_storage(first->gradients[0]) == ms_tensor_storage(first->flat));
-    CHECK(ms_gradient_source_bucket(ms_reducer_source(reducer), 2)->is_last && ms_gradient_source_passes(ms_reducer_source(reducer)) == 4);
+    CHECK(ms_gradient_source_bucket(ms_reducer_source(reducer), 2)->is_last
+          && ms_gradient_source_passes(ms_reducer_source(reducer)) == 4);
     ms_reducer_free(reducer);
     drop(&m);
     drop(&reference);

@@ -47,7 +47,8 @@ static void leave_out_some(rank *self)
         ms_tensor_release(loss);
         /* One collective for each bucket; one more shares which parameters were used. */
         CHECK(ms_comm_record_count(self->engine) - records
-              == ms_gradient_source_buckets(ms_reducer_source(reducer)) + (static_graph && iteration > 0 ? 0 : 1));
+              == ms_gradient_source_buckets(ms_reducer_source(reducer))
+                     + (static_graph && iteration > 0 ? 0 : 1));
         OK(ms_tensor_read(ms_tensor_grad(m.weights[3]), got, ms_tensor_bytes(m.weights[3])));
         CHECK(got[0] != 0 && (ms_tensor_grad(m.weights[4]) != NULL) == (iteration == 3));
         CHECK(ms_gradient_source_is_used(ms_reducer_source(reducer), 3, &known) && known

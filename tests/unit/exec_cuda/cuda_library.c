@@ -1,4 +1,5 @@
-/* cuda_library.c: where NVIDIA's libraries are sought, on a system whose files the test names. */
+/* cuda_library.c: where NVIDIA's libraries are sought and which of them are opened, on a system
+ * whose files the test names. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,6 +19,7 @@ typedef struct machine {
     ms_os os;
     const char *files[4], *variables[8];
     bool is_on_loaders_path;
+    const char *lacks; /* a function that the library does not have */
 } machine;
 
 static const char *variable(void *user, const char *name)
@@ -146,12 +148,121 @@ static void a_path_that_is_named_is_the_only_one(void **state)
     assert_string_equal(text, "/own/" NAME ": there is no such file");
 }
 
+/* ------------------------------------------------------------------- opening */
+
+/* What the library has: of version 2.28.3, and a function that does nothing. */
+typedef struct table {
+    int (*version)(void);
+    void (*work)(void);
+} table;
+
+static int version(void) { return 22803; }
+static void work(void) {}
+
+static void (*symbol(void *user, void *library, const char *name))(void)
+{
+    const machine *self = library;
+    (void)user;
+    if (self->lacks && !strcmp(self->lacks, name)) return NULL;
+    return strcmp(name, "version") == 0 ? (void (*)(void))version : work;
+}
+
+static bool version_of(const void *filled, int *out)
+{
+    const table *self = filled;
+    if (!self->version) return false;
+    *out = self->version();
+    return true;
+}
+
+static const ms_cuda_row rows[] = { MS_CUDA_ROW(table, version, "version"),
+                                    MS_CUDA_ROW(table, work, "work") };
+static const ms_cuda_wanted some = {
+    .variable = VARIABLE,
+    .file = NAME,
+    .rows = rows,
+    .count = 2,
+    .version = version_of,
+    .version_least = 20000,
+    .name = "some",
+    .needed = "some 2",
+    .stranger = "not some",
+    .begin = "it needs some",
+    .end = ", or goes without",
+};
+
+static void assert_told(machine m, const ms_cuda_wanted *wanted, const char *told)
+{
+    char text[1024] = "";
+    table filled;
+    m.os = *ms_os_posix();
+    m.os.user = &m;
+    m.os.environment = variable;
+    m.os.info = info;
+    m.os.list = list;
+    m.os.library_load = load;
+    m.os.library_symbol = symbol;
+    bool has = ms_cuda_has_library(&m.os, wanted, &filled, text, sizeof text);
+    assert_string_equal(text, told);
+    assert_int_equal(has, strncmp(told, "some ", 5) == 0);
+}
+
+static void a_library_is_opened_or_refused(void **state)
+{
+    (void)state;
+    machine m = { .is_on_loaders_path = true };
+    ms_cuda_wanted wanted = some;
+    assert_told(m, &wanted, "some 2.28, " NAME);
+    wanted.has_patch = true;
+    assert_told(m, &wanted, "some 2.28.3, " NAME);
+    wanted.version_least = 22804;
+    assert_told(m, &wanted,
+                "it needs some: '" NAME
+                "' is some 2.28.3, too old: install some 2, or set " MS_CUDA_FOLDERS
+                " to the folder of its library, or goes without");
+    m.lacks = "work";
+    assert_told(m, &wanted,
+                "it needs some: '" NAME
+                "' is not some: it has no work: install some 2, or set " MS_CUDA_FOLDERS
+                " to the folder of its library, or goes without");
+    wanted.old_may_lack = true;
+    assert_told(m, &wanted,
+                "it needs some: '" NAME
+                "' is some 2.28.3, too old: install some 2, or set " MS_CUDA_FOLDERS
+                " to the folder of its library, or goes without");
+    m.lacks = "version";
+    assert_told(m, &wanted,
+                "it needs some: '" NAME
+                "' is not some: it has no version: install some 2, or set " MS_CUDA_FOLDERS
+                " to the folder of its library, or goes without");
+}
+
+static void a_library_that_is_named_has_its_own_texts(void **state)
+{
+    (void)state;
+    machine m = { .variables = { VARIABLE "=/own/" NAME } };
+    ms_cuda_wanted wanted = some;
+    assert_told(m, &wanted,
+                "it needs some: /own/" NAME ": there is no such file: " VARIABLE
+                " names it: unset that, or set it to the path of some 2, or goes without");
+    wanted.named_begin = "it cannot use some";
+    wanted.named_end = ", or to off";
+    assert_told(m, &wanted,
+                "it cannot use some: /own/" NAME ": there is no such file: " VARIABLE
+                " names it: unset that, or set it to the path of some 2, or to off");
+    m.variables[0] = VARIABLE "=off";
+    wanted.off = "it is off";
+    assert_told(m, &wanted, "it is off");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_place_is_looked_at),
         cmocka_unit_test(earlier_places_come_first),
         cmocka_unit_test(a_path_that_is_named_is_the_only_one),
+        cmocka_unit_test(a_library_is_opened_or_refused),
+        cmocka_unit_test(a_library_that_is_named_has_its_own_texts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

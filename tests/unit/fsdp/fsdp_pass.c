@@ -88,7 +88,9 @@ static void each_bucket_is_reported_once_its_reduction_is_enqueued(void **state)
     ms_gradient_source_set_on_reduced(ms_fsdp_source(n.fsdp), on_reduced, &c, NULL);
     assert_int_equal(ms_gradient_source_buckets(ms_fsdp_source(n.fsdp)), 2);
     assert_null(ms_gradient_source_bucket(ms_fsdp_source(n.fsdp), 2));
-    assert_int_equal(ms_gradient_source_bucket(ms_fsdp_source(n.fsdp), 1)->parameters[0] == n.parameters[W2], true);
+    assert_int_equal(ms_gradient_source_bucket(ms_fsdp_source(n.fsdp), 1)->parameters[0]
+                         == n.parameters[W2],
+                     true);
     for (uint32_t i = 0; i < 2; i++) {
         OK(pass(&n));
         assert_int_equal(c.count, 3);
@@ -240,7 +242,8 @@ static void gradients_of_one_pass_of_several_are_not_clipped(void **state)
         OK(pass(&n));
         assert_int_equal(pass(&n), MS_ERROR_STATE);
         assert_non_null(strstr(ms_engine_error(n.engine)->message, "gradients of earlier passes"));
-        assert_non_null(strstr(ms_gradient_source_error(ms_fsdp_source(n.fsdp)), "gradients of earlier passes"));
+        assert_non_null(strstr(ms_gradient_source_error(ms_fsdp_source(n.fsdp)),
+                               "gradients of earlier passes"));
         finish(&n);
     }
 }
@@ -270,14 +273,16 @@ static void statistics_are_of_each_pass(void **state)
         assert_true(gathers.gather_ns > 0);
         assert_true(gathers.prefetch.hits == 1 && gathers.prefetch.misses == 0);
         assert_int_equal(gathers.prefetch.wasted_bytes, 0);
-        assert_true(ms_gradient_source_bucket_times(ms_fsdp_source(n.fsdp), 0, &times) && times.reduce_ns > 0);
+        assert_true(ms_gradient_source_bucket_times(ms_fsdp_source(n.fsdp), 0, &times)
+                    && times.reduce_ns > 0);
     }
     /* A bucket that a pass leaves out keeps its times; calls are those of the pass. */
     OK(pass_of_root(&n));
     OK(ms_gradient_source_step_end(ms_fsdp_source(n.fsdp)));
     OK(ms_engine_sync(n.engine));
     assert_int_equal(ms_gradient_source_stats(ms_fsdp_source(n.fsdp)).calls, 1);
-    assert_true(ms_gradient_source_bucket_times(ms_fsdp_source(n.fsdp), 0, &times) && times.reduce_ns > 0);
+    assert_true(ms_gradient_source_bucket_times(ms_fsdp_source(n.fsdp), 0, &times)
+                && times.reduce_ns > 0);
     finish(&n);
 }
 

@@ -50,8 +50,7 @@ MS_VECTOR void multiply(words16 x, uint32_t by, words16 *upper, words16 *lower)
 
 /* 16 Philox blocks from `block` on, side by side: words[w] holds word w of each. Lane 4 g + p has
  * block 4 p + g, so that deal() below only moves numbers within four lanes, for which every
- * instruction set has an instruction. The ten rounds, the multipliers and the key increments are
- * those of Philox4x32-10 (Salmon et al. 2011): a device that follows them gives the same words. */
+ * instruction set has an instruction. The words are those of ms_philox. */
 MS_VECTOR void draw(ms_random random, uint64_t block, ms_vu words[4])
 {
     uint32_t k0 = (uint32_t)random.seed, k1 = (uint32_t)(random.seed >> 32);
@@ -65,18 +64,16 @@ MS_VECTOR void draw(ms_random random, uint64_t block, ms_vu words[4])
         c2.lane[l] = (uint32_t)high;
         c3.lane[l] = (uint32_t)(high >> 32);
     }
-    for (int round = 0; round < 10; round++) {
+    for (int round = 0; round < MS_PHILOX_ROUNDS; round++) {
         words16 upper0, lower0, upper1, lower1;
-        multiply(c0, 0xD2511F53u, &upper0, &lower0);
-        multiply(c2, 0xCD9E8D57u, &upper1, &lower1);
+        multiply(c0, MS_PHILOX_FACTOR0, &upper0, &lower0);
+        multiply(c2, MS_PHILOX_FACTOR1, &upper1, &lower1);
         c0.whole = upper1.whole ^ c1.whole ^ k0;
         c2.whole = upper0.whole ^ c3.whole ^ k1;
         c1 = lower1;
         c3 = lower0;
-        /* The keys of the next round: the increments are the fractions of the golden ratio and of
-         * the root of 3. */
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
+        k0 += MS_PHILOX_KEY0;
+        k1 += MS_PHILOX_KEY1;
     }
     words[0] = c0.whole;
     words[1] = c1.whole;
@@ -125,20 +122,17 @@ MS_VECTOR void deal(float *out, size_t n, const ms_vf v[4])
     for (size_t i = 0; to == all && i < n; i++) out[i] = all[i];
 }
 
-/* A number in [0, 1) with 24 bits, as many as an f32 holds exactly. The lowest 8 bits of a word are
- * not used. */
+/* ms_random_unit and ms_random_positive_unit of each lane. */
 MS_VECTOR ms_vf unit(ms_vu bits)
 {
-    return ms_v_from_int((ms_vi)(bits >> 8)) * 5.9604644775390625e-08f;
+    ms_vf upper = ms_v_from_int((ms_vi)(bits >> 8));
+    return MS_UNIT(upper);
 }
-/* A number in (0, 1], down to 2^-33: 0 is excluded because its logarithm is taken. The upper and
- * the lower half are exact, so their sum is rounded once. */
 MS_VECTOR ms_vf positive_unit(ms_vu bits)
 {
-    /* The half in `lower` keeps the sum above 0: it is at least 2^-33. */
-    ms_vf upper = ms_v_from_int((ms_vi)(bits >> 16)) * 1.52587890625e-05f;
-    ms_vf lower = (ms_v_from_int((ms_vi)(bits & 0xffffu)) + 0.5f) * 2.3283064365386963e-10f;
-    return upper + lower;
+    ms_vf upper = ms_v_from_int((ms_vi)(bits >> 16)),
+          lower = ms_v_from_int((ms_vi)(bits & 0xffffu));
+    return MS_POSITIVE_UNIT(upper, lower);
 }
 
 /* Rounding of the product and the sum can reach the upper bound; the result is clamped to [least,
@@ -159,17 +153,14 @@ static void uniform(float *out, size_t n, uint64_t position, const ms_random_arg
     }
 }
 
-/* Box and Muller 1958: radius sqrt(-2 log u) and angle 2 pi v give two independent normal numbers
- * from two uniform ones. Words 0 and 1 make elements 0 and 1 of a block, words 2 and 3 the others.
- * A device with another logarithm or cosine gives numbers that differ in the last bits; the words
- * that they are made of are the same. */
+/* ms_random_normal of each lane. Words 0 and 1 make elements 0 and 1 of a block, words 2 and 3 the
+ * others. */
 static void normal(float *out, size_t n, uint64_t position, const ms_random_args *args)
 {
     for (size_t i = 0; i < n; i += MS_RANDOM_GROUP) {
         ms_vu words[4];
         ms_vf v[4];
         draw(args->random, (position + i) / 4, words);
-        /* The radius is finite: positive_unit never gives 0. */
         for (int pair = 0; pair < 4; pair += 2) {
             ms_vf radius = ms_v_sqrt(-2.0f * ms_v_log(positive_unit(words[pair]))), cosine, sine;
             ms_v_cos_sin_turns(unit(words[pair + 1]), &cosine, &sine);

@@ -12,10 +12,6 @@ local Buckets = planners.kind("ms.Buckets", "bucket plan")
 
 ------------------------------------------------------------------------------------------- planners
 
---- A planner for buckets: its answer is a list of lists of positions in view.parameters, bucket 0
---- first, or { caps_bytes = { ... } }. every: iterations for which a plan holds. Planning waits
---- until the pass before the last has ended on the device, because it uses the times of that pass,
---- and for the other ranks.
 ---@param given ms.BucketsPlanner
 ---@return ms.Buckets
 function buckets.buckets(given) return planners.make(Buckets, "buckets", given) end

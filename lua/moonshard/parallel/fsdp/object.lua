@@ -99,7 +99,6 @@ local function within(s, setting, f)
   return f()
 end
 
---- f: forward and backward inside: gradients stay on their rank, whole, and add up.
 ---@param f function
 function FSDP:no_sync(f)
   local s = sharded_of(self, "no_sync")
@@ -121,9 +120,6 @@ local function check_clip(s, what)
   end
 end
 
---- f(i) for i = 1..count, of which the last pass reduces fully. Before it, accumulate = "local":
---- nothing travels; "shard": gradients are reduced to shards, and replicas keep sums of their own;
---- "all": each pass reduces fully. Optimizers that step in backward do so in the last pass.
 ---@param count integer
 ---@param f fun(i: integer)
 function FSDP:accumulate(count, f)
@@ -150,8 +146,6 @@ function FSDP:set_gradient_sync(yes)
   s.sharded:sync(yes)
 end
 
---- Ranks with different numbers of inputs: f runs with this rank's; then this rank takes part with
---- zeros, and steps its shards as the others do, until all ranks have run out of inputs.
 ---@param options { divisor?: "all"|"live", stop?: boolean }
 ---@param f function
 ---@return any ... what f returned
@@ -166,7 +160,6 @@ local function has_two_levels(s)
   return strategies[s.strategy].levels and s.shards:size() > 1 and s.replicas:size() > 1
 end
 
---- Hybrid shards: whether the backward passes to come also reduce between replicas.
 ---@param yes boolean
 function FSDP:set_replica_sync(yes)
   local s = sharded_of(self, "set_replica_sync")
@@ -179,8 +172,6 @@ function FSDP:set_replica_sync(yes)
   s.sharded:replica_sync(yes)
 end
 
---- Statistics, as of a ddp model. Times and counts of reductions are those of the last pass that
---- was reduced; counts of prefetches are of the last backward. The call never waits.
 ---@return ms.FSDPStats
 function FSDP:stats()
   local s = sharded_of(self, "stats")
@@ -198,7 +189,6 @@ function FSDP:stats()
   return stats
 end
 
---- The ranks that share one copy of the parameters; a group of this rank alone if each has its own.
 ---@return ms.Group
 function FSDP:shard_group() return sharded_of(self, "shard_group").shards end
 
@@ -210,7 +200,6 @@ function FSDP:units()
   return list
 end
 
---- What this rank has of each parameter: `count` elements from element `first` (from 0) on.
 ---@return { name: string, shape: integer[], first: integer, count: integer }[]
 function FSDP:pieces()
   local list = sharded_of(self, "pieces").sharded:pieces()
@@ -218,14 +207,12 @@ function FSDP:pieces()
   return list
 end
 
---- Gathers this unit now; its next use waits for it.
 ---@param index integer
 ---@return ms.Future value: true, once the whole parameters are there
 function FSDP:unshard(index)
   return future.at(true, outside_join(self, "unshard").sharded:unshard(index))
 end
 
---- From the next pass on. Counts of plans made again go on.
 ---@param strategy string|ms.Prefetch
 function FSDP:set_prefetch(strategy)
   local s = sharded_of(self, "set_prefetch")
@@ -252,8 +239,6 @@ local function each_unit(s, what, list, first)
   return all
 end
 
---- Whether units are resharded after forward and after backward; all units but the root unless
---- given.
 ---@param options { forward?: boolean, backward?: boolean, units?: integer[] }
 function FSDP:set_reshard(options)
   local s = sharded_of(self, "set_reshard")
@@ -267,8 +252,6 @@ function FSDP:set_reshard(options)
   end
 end
 
---- Whether units are gathered for their backward; all units unless given. The backward of an
---- embedding needs no values.
 ---@param yes boolean
 ---@param units_? integer[]
 function FSDP:set_unshard_in_backward(yes, units_)
@@ -313,9 +296,6 @@ local function check_offload(s, o)
   end
 end
 
---- Full parameters inside f, with grads also full gradients. What f wrote is kept unless writeback
---- is false. rank0_only: on other ranks f gets an empty list, and handles stay pieces. offload:
---- whole values are in the second pool.
 ---@param options ms.SummonOptions
 ---@param f fun(parameters: ms.Parameter[])
 function FSDP:summon(options, f)
@@ -341,10 +321,6 @@ function FSDP:summon(options, f)
   return table.unpack(results, 1, results.n)
 end
 
---- Copies of parameters and saved buffers by name. kind "full": all of them on rank 0 of the model,
---- and an empty table elsewhere; all ranks call it. "sharded": what this rank has, ms.Piece of each
---- sharded parameter; with live, in its own memory. Buffers have the dtype that they had before
---- wrapping.
 ---@param options? { kind?: "full"|"sharded", live?: boolean }
 ---@return table<string, ms.Tensor|ms.Piece>
 function FSDP:state(options)
@@ -359,8 +335,6 @@ function FSDP:state(options)
   end)
 end
 
---- As a module's. All ranks call it, with at least what each has (whole tensors, or pieces of
---- state { kind = "sharded" }); or rank 0 with all of it, and the others with empty tables.
 ---@param given table<string, ms.Tensor|ms.Piece>
 ---@param options? ms.LoadOptions
 function FSDP:load_state(given, options)
@@ -379,8 +353,6 @@ function FSDP:_each_source(given, f)
   end
 end
 
---- As a module's; rank 0 puts one tensor after the other together. All ranks call it, and have the
---- same result.
 ---@param path string
 ---@param options? ms.SaveOptions
 ---@return true?, string?, string?
@@ -390,7 +362,6 @@ function FSDP:save(path, options)
   return precision.with_buffers(s, state.save, path, options)
 end
 
---- As a module's. Each rank reads what it has. All ranks call it, and have the same result.
 ---@param path string|string[]
 ---@param options? ms.LoadOptions
 ---@return true?, string?, string?
@@ -402,8 +373,6 @@ function FSDP:load(path, options)
   return precision.with_buffers(s, state.read, path, options)
 end
 
---- As a module's; rank 0 puts one weight after the other together. All ranks call it, and have the
---- same result.
 ---@param folder string
 ---@return true?, string?, string?
 function FSDP:save_adapters(folder)
@@ -412,8 +381,6 @@ function FSDP:save_adapters(folder)
   return state.save_adapters(s, folder)
 end
 
---- Reads adapters into those that the model was wrapped with. All ranks call it, and have the same
---- result.
 ---@param folder string
 ---@return true?, string?, string?
 function FSDP:load_adapters(folder)
@@ -424,15 +391,12 @@ function FSDP:load_adapters(folder)
   return state.load_adapters(s, folder)
 end
 
---- Unwraps the model, and folds its adapters into the weights. All ranks call it.
 ---@return ms.Module
 function FSDP:merge_adapters()
   lora.check_wrapped("merge_adapters", state_of(self).wrapped)
   return lora.merge(self:unwrap())
 end
 
---- As a ddp model's: compares the copies of each shard (hybrid_shard, no_shard), and the
---- optimizer's settings on all ranks. All ranks call it.
 ---@param optimizer? ms.Optimizer
 function FSDP:check_replicas(optimizer)
   local s = outside_join(self, "check_replicas")
@@ -440,7 +404,6 @@ function FSDP:check_replicas(optimizer)
   replicas.check_model(self, s.group, optimizer)
 end
 
---- This method of the model runs through the root's edges, as forward does.
 ---@param name string
 function FSDP:forward_method(name)
   local s = sharded_of(self, "forward_method")
@@ -456,15 +419,12 @@ function FSDP:forward_method(name)
   s.methods[name] = true
 end
 
---- On all ranks, after a forward or backward that failed in the same way everywhere and was caught:
---- drops what was under way, and all gradients.
 function FSDP:reset()
   local s = outside_join(self, "reset")
   s.sharded:reset()
   overlap.reset(s)
 end
 
---- Gathers all parameters for good. All ranks call it.
 ---@return ms.Module
 function FSDP:unwrap()
   local s = state_of(self)

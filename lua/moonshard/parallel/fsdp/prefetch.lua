@@ -30,9 +30,6 @@ local Prefetch = planners.kind("ms.Prefetch", "prefetch plan")
 
 ------------------------------------------------------------------------------------------- planners
 
---- A planner for gathers ahead. every: passes for which a plan holds, unless the order of uses
---- changes. Planning waits until the pass before the last has ended on the device, because it uses
---- the times of that pass, and for the other ranks.
 ---@param given ms.PrefetchPlanner
 ---@return ms.Prefetch
 function prefetch.prefetch(given) return planners.make(Prefetch, "prefetch", given) end

@@ -51,9 +51,6 @@ function Then.__call(self, bucket, next, _, is_first)
   end)
 end
 
---- A link that steps parameters on the result of the later links, bucket by bucket: all parameters
---- of the optimizer, or `params` only. The optimizer's step(), if the loop calls it, steps the
---- other parameters; otherwise a step ends with the next forward.
 ---@param options { optimizer: ms.Optimizer, params?: ms.Parameter[] }
 ---@return ms.Link
 function chain.then_optimizer(options)

@@ -7,10 +7,6 @@ local module = require "moonshard.nn.module"
 
 local in_backward = {}
 
---- Makes an optimizer for each parameter. It steps in backward when the parameter's gradient is
---- complete: after its reduction in a ddp model (wrapped before or after this call) or an fsdp
---- model (wrapped before), and in the last pass of accumulate only. The step frees the gradient,
---- unless options.keep_grads is true.
 ---@param make fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
 ---@param params ms.Parameter[]
 ---@param options? ms.OptimizerOptions and keep_grads
@@ -74,7 +70,6 @@ function in_backward.in_backward(make, params, options)
   return made
 end
 
---- The optimizers that in_backward made for the parameters of a module, in order of parameters.
 ---@param model ms.Module
 ---@return { parameter: ms.Parameter, optimizers: ms.Optimizer[] }[]
 function in_backward.in_backward_of(model)

@@ -15,9 +15,6 @@ local number_of = { on_reduced = 1, after_backward = 2, before_next_use = 3 }
 
 ------------------------------------------------------------------------------------------- planners
 
---- A planner for the moments at which optimizers step. every: iterations for which a plan holds.
---- Planning waits until the pass before the last has ended on the device, because it uses the times
---- of that pass, and for the other ranks.
 ---@param given ms.OverlapPlanner
 ---@return ms.Overlap
 function plans.overlap(given) return planners.make(Overlap, "overlap", given) end

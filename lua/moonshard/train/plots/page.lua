@@ -1,34 +1,26 @@
 -- The page of moonshard plot --html: charts of one run or several, in one file without other
 -- resources.
 local core = require "moonshard.core"
+local html = require "moonshard.base.html"
 local read = require "moonshard.train.plots.read"
 
--- All charts show the same steps: the pointer marks one step in all of them, and a drag zooms all.
--- The part of the address after # keeps the view while a followed page loads itself again.
-local PAGE = [==[
-<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>@title@</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>
-:root { --ink: #222; --faint: #777; --line: #ddd; --back: #fff; --mark: #fff4cc }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #ddd; --faint: #999; --line: #444; --back: #161616; --mark: #4a3f14 }
-}
-body { font: 14px system-ui, sans-serif; margin: 16px; color: var(--ink); background: var(--back) }
+local STYLE = [==[
 h1 { font-size: 18px } h2 { font-size: 15px; margin: 0 0 4px }
 #tools, #key { display: flex; flex-wrap: wrap; gap: 6px 18px; align-items: center; margin: 8px 0 }
 #key i { display: inline-block; width: 14px; height: 4px; margin: 0 5px 3px 2px }
 #charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(430px, 100%), 1fr));
   gap: 18px }
 .chart { position: relative; min-width: 0 }
-canvas { width: 100%; height: 240px; display: block; touch-action: pan-y; cursor: crosshair }
+canvas { height: 240px; touch-action: pan-y }
 .tip { font-size: 12px; min-height: 1.4em; color: var(--faint); white-space: pre-wrap }
 .table { overflow-x: auto; margin-top: 20px }
 table { border-collapse: collapse; font-size: 13px }
 th, td { text-align: left; padding: 3px 12px 3px 0; border-bottom: 1px solid var(--line) }
 tr.differs td, tr.differs th { background: var(--mark) }
 p { color: var(--faint) }
-</style></head><body>
+]==]
+
+local BODY = [==[
 <h1>@title@</h1>
 <div id="tools">
 <label>smoothing <input id="smooth" type="range" min="0" max="0.99" step="0.01">
@@ -40,14 +32,14 @@ p { color: var(--faint) }
 <div id="charts"></div>
 <p>Drag over a chart: zoom all to these steps. Double click: all steps.@thinned@</p>
 <div class="table"><table id="settings"></table></div>
-<script>
-"use strict";
-// runs: { name, state, about: [[name, value]], settings: {name: text}, series: {key: [steps,
+]==]
+
+-- All charts show the same steps: the pointer marks one step in all of them, and a drag zooms all.
+-- The part of the address after # keeps the view while a followed page loads itself again.
+local SCRIPT = [==[
+// data.runs: { name, state, about: [[name, value]], settings: {name: text}, series: {key: [steps,
 // values]} }; a value that is not finite is null.
-const data = @data@;
-const colors = ["#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d",
-  "#eeca3b"];
-const byId = name => document.getElementById(name);
+const colors = Object.values(hues);
 const color = i => colors[i % colors.length];
 const state = { smooth: data.smooth, log: data.log, same: false, off: [], from: null, to: null };
 try { Object.assign(state, JSON.parse(decodeURIComponent(location.hash.slice(1)))); } catch (e) {}
@@ -133,26 +125,20 @@ function ticks(low, high, count) {
   return list;
 }
 function draw(chart) {
-  const { canvas, pen } = chart, scale = window.devicePixelRatio || 1;
-  const wide = canvas.clientWidth, tall = canvas.clientHeight;
-  canvas.width = wide * scale;
-  canvas.height = tall * scale;
-  pen.setTransform(scale, 0, 0, scale, 0, 0);
-  pen.clearRect(0, 0, wide, tall);
+  const { canvas, pen } = chart, wide = canvas.clientWidth, tall = canvas.clientHeight;
+  clear(canvas, pen, wide, tall);
   chart.lines = linesOf(chart);
-  const box = limits(chart), style = getComputedStyle(document.documentElement);
+  const box = limits(chart);
   if (!box) return;
   const yOf = v => top_ + (box[1] - (state.log ? Math.log10(v) : v)) / (box[1] - box[0])
     * (tall - top_ - bottom);
   chart.yOf = yOf;
-  pen.font = "11px system-ui, sans-serif";
-  pen.textBaseline = "middle";
   const put = (t, x, y, align) => { pen.textAlign = align; pen.fillText(t, x, y); };
   for (const v of ticks(box[0], box[1], 5)) {
     const real = state.log ? Math.pow(10, v) : v, y = yOf(real);
-    pen.fillStyle = style.getPropertyValue("--line");
+    pen.fillStyle = tone("line");
     pen.fillRect(left, y, wide - left, 1);
-    pen.fillStyle = style.getPropertyValue("--faint");
+    pen.fillStyle = tone("faint");
     put(text(real), left - 6, y, "right");
   }
   const [from, to] = window_();
@@ -204,7 +190,7 @@ function mark(step) {
     const words = [];
     for (const line of chart.lines) {
       const n = nearest(line.steps, step), x = xOf(chart, line.steps[n]);
-      chart.pen.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--faint");
+      chart.pen.fillStyle = tone("faint");
       chart.pen.fillRect(x, top_, 1, chart.canvas.clientHeight - bottom - top_);
       const v = line.values[n];
       if (v !== null && (v > 0 || !state.log)) {
@@ -301,15 +287,10 @@ window.addEventListener("resize", drawAll);
 table();
 drawAll();
 if (data.follow) setTimeout(() => location.reload(), 3000);
-</script></body></html>
 ]==]
 
 local POINTS <const> = 4000 -- of a series: more would not be seen
 local ABOUT <const> = { "state", "recipe", "command", "ranks", "steps", "started", "version" }
-
-local function escaped(text)
-  return (text:gsub("&", "&amp;"):gsub("<", "&lt;"):gsub(">", "&gt;"))
-end
 
 -- Steps and values as JSON lists. Of a long series the least and the greatest of equal parts stay,
 -- so that no peak is lost. Returns whether anything was left out.
@@ -390,15 +371,19 @@ return function(runs, options)
       series = series,
     }
   end
-  -- In a script element only the text of its end tag is read as markup.
-  local values = {
-    title = escaped(table.concat(names, ", ")),
-    thinned = thinned
-      and " Of long runs, the least and the greatest value of each part are shown." or "",
-    data = core.json_encode({
+  local title = table.concat(names, ", ")
+  return html.page {
+    title = title,
+    style = STYLE,
+    body = html.filled(BODY, {
+      title = html.escaped(title),
+      thinned = thinned
+        and " Of long runs, the least and the greatest value of each part are shown." or "",
+    }),
+    script = SCRIPT,
+    data = {
       runs = list, keys = keys, about = core.json_list(ABOUT), smooth = options.smooth,
       log = options.log == true, follow = options.follow == true,
-    }):gsub("<", "\\u003c"),
+    },
   }
-  return (PAGE:gsub("@(%l+)@", values))
 end
