@@ -88,7 +88,7 @@ static ms_fsdp_unit_options *read_units(lua_State *L, uint32_t *count)
         lua_getfield(L, -1, "name");
         list[i].name = luaL_checkstring(L, -1);
         list[i].reshard_after_forward = ms_lua_field_boolean(L, -2, "reshard_after_forward", true);
-        list[i].parts = (uint32_t)ms_lua_field_integer(L, -2, "parts", 1, 1, UINT32_MAX);
+        list[i].modules = (uint32_t)ms_lua_field_integer(L, -2, "parts", 1, 1, UINT32_MAX);
         lua_pop(L, 1);
         list[i].has_computes = read_dtype(L, "computes", &list[i].computes);
         list[i].has_reduces = read_dtype(L, "reduces", &list[i].reduces);
@@ -192,10 +192,10 @@ static int fsdp_after_forward(lua_State *L) { return at_edge(L, ms_fsdp_after_fo
 
 /* sharded:begin_part(unit, part), before before_forward of a unit of several modules: units count
  * from 0, its modules from 1 */
-static int fsdp_begin_part(lua_State *L)
+static int fsdp_begin_module(lua_State *L)
 {
-    ms_fsdp_begin_part(ms_lua_fsdp(L), (uint32_t)lua_tointeger(L, 2),
-                       (uint32_t)lua_tointeger(L, 3) - 1);
+    ms_fsdp_begin_module(ms_lua_fsdp(L), (uint32_t)lua_tointeger(L, 2),
+                         (uint32_t)lua_tointeger(L, 3) - 1);
     return 0;
 }
 
@@ -425,7 +425,7 @@ static const luaL_Reg functions[] = { { "sharded", sharded }, { NULL, NULL } };
 static const luaL_Reg methods[] = {
     { "before_forward", fsdp_before_forward },
     { "after_forward", fsdp_after_forward },
-    { "begin_part", fsdp_begin_part },
+    { "begin_part", fsdp_begin_module },
     { "sync", fsdp_sync },
     { "replica_sync", fsdp_replica_sync },
     { "full", fsdp_full },

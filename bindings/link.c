@@ -92,7 +92,7 @@ static int link_kinds(lua_State *L)
  * (kind->check), so that C applications get them as well; here only the type is checked. */
 static void read_option(lua_State *L, const ms_link_option *o, ms_link_options *options)
 {
-    /* The table of kinds has the offsets (kinds.c). */
+    /* The table of kinds has the offsets (link_kinds.c). */
     void *at = (char *)options + o->offset;
     bool given = lua_getfield(L, 1, o->name) != LUA_TNIL;
     switch (o->type) {

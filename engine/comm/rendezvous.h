@@ -44,7 +44,8 @@ typedef struct ms_rendezvous_kind {
     const char *(*folder)(const ms_rendezvous *rendezvous, char *text, size_t bytes);
 } ms_rendezvous_kind;
 
-/* The head of every kind's own record. A kind fills os and ranks; kinds.c fills the rest. */
+/* The head of every kind's own record. A kind fills os and ranks; rendezvous_kinds.c fills the
+ * rest. */
 struct ms_rendezvous {
     const ms_rendezvous_kind *kind;
     const ms_os *os;

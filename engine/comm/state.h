@@ -11,7 +11,7 @@
  * - Handles of the application, models, links and graphs are users of a group. Each rank counts its
  *   own (ms_group_retain, ms_group_release).
  * - Code that keeps a pointer to a group after a call has returned is a user of that group. A group
- *   without users may be freed at the next split (split.c). */
+ *   without users may be freed at the next split (group_split.c). */
 #ifndef MOONSHARD_COMM_STATE_H
 #define MOONSHARD_COMM_STATE_H
 
@@ -92,8 +92,8 @@ struct ms_group {
     uint32_t lowest, highest; /* of them */
     uint64_t *set;            /* the same as a bit set over the world's ranks */
     uint32_t splits;          /* made from this one, for names */
-    /* The split that made it, for split.c: of which group, its number there, and the hash of its
-     * lists. parent NULL: it is the world, or this rank alone. */
+    /* The split that made it, for group_split.c: of which group, its number there, and the hash of
+     * its lists. parent NULL: it is the world, or this rank alone. */
     const ms_group *parent;
     uint32_t serial;
     uint64_t lists;
@@ -193,8 +193,8 @@ struct ms_shared {
 
 /* A rank's membership in a job: one control and one transport, and the groups of this rank. The
  * engine owns it (MS_SLOT_COMM), and frees it with its groups. A group that all ranks have dropped
- * is freed, and leaves its place, its number and its streams to a later one (split.c). Tasks that
- * look at groups which are not their own are between ms_groups_read and ms_groups_read_end. */
+ * is freed, and leaves its place, its number and its streams to a later one (group_split.c). Tasks
+ * that look at groups which are not their own are between ms_groups_read and ms_groups_read_end. */
 struct ms_comm {
     ms_engine *engine;
     const ms_control *control;

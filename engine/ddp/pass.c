@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "ddp/buckets.h"
-#include "ddp/launch.h"
+#include "ddp/bucket_launch.h"
 #include "ddp/layout.h"
 #include "ddp/unused.h"
 

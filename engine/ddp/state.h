@@ -57,8 +57,8 @@ typedef struct ms_bucket_list {
 } ms_bucket_list;
 
 /* Where a pass is. LOCAL and EXPECTING are entered by a forward, REDUCING by the first gradient,
- * REDUCED by the last launch. launch.c lists the legal changes. Every rank goes through the same
- * phases, or its peers would wait for collectives that it never issues. */
+ * REDUCED by the last launch. bucket_launch.c lists the legal changes. Every rank goes through the
+ * same phases, or its peers would wait for collectives that it never issues. */
 typedef enum ms_reducer_phase {
     MS_REDUCER_IDLE,      /* no forward yet */
     MS_REDUCER_LOCAL,     /* a forward in no_sync: gradients add up on this rank */

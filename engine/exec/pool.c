@@ -107,7 +107,7 @@ ms_status ms_pool_open(ms_engine *engine, uint64_t limit, uint32_t sharers)
     if (limit) warn_of_limit(engine, limit, sharers);
     else limit = engine->device->memory->capacity(engine) / sharers;
     engine->memory.limit = limit;
-    engine->memory_mark = MS_PRESSURE_MIN;
+    engine->memory_threshold = MS_PRESSURE_MIN;
     return open_own(&engine->pool, engine, engine->device->memory, limit);
 }
 
@@ -778,7 +778,7 @@ void ms_engine_on_full(ms_engine *engine, bool (*collect)(void *user), void *use
  * run. */
 bool ms_engine_under_pressure(const ms_engine *engine)
 {
-    return engine->memory.live > engine->memory_mark;
+    return engine->memory.live > engine->memory_threshold;
 }
 
 /* The collector runs in proportion to the growth of memory, also of small memory, as loops over
@@ -789,5 +789,5 @@ void ms_engine_relieved(ms_engine *engine, uint64_t host_bytes)
     uint64_t live = engine->memory.live, growth = live / 2;
     if (growth < MS_PRESSURE_MIN) growth = MS_PRESSURE_MIN;
     if (growth < host_bytes) growth = host_bytes;
-    engine->memory_mark = live + growth;
+    engine->memory_threshold = live + growth;
 }

@@ -258,7 +258,7 @@ struct ms_engine {
     ms_pool pool;
     ms_pool offload;  /* opened at its first use; its `live` and `peak` are counted apart */
     ms_memory memory; /* of all other pools together */
-    uint64_t memory_mark;
+    uint64_t memory_threshold;
     bool (*collect)(void *user); /* see ms_engine_on_full */
     void *collect_user;
     ms_storage_list storages;

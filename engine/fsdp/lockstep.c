@@ -231,7 +231,7 @@ static ms_status gather(ms_unit *unit, bool own, bool full)
 {
     ms_status status = own ? MS_OK : ms_unit_set_full(unit, full);
     bool keep = own || unit->place != MS_UNIT_SHARDED;
-    if (!status) status = ms_unit_gather_anew(unit);
+    if (!status) status = ms_unit_gather_again(unit);
     return status || keep ? status : ms_unit_reshard(unit);
 }
 

@@ -139,7 +139,7 @@ static ms_status end_pass(ms_fsdp *fsdp)
         if (!status) status = ms_secondary_shard_drop(unit);
         ms_unit_enter(unit, MS_UNIT_IDLE);
         forget_inputs(unit);
-        unit->parts_left = 0;
+        unit->modules_left = 0;
         unit->backward.outputs_left = unit->backward.recomputes_left = 0;
     }
     fsdp->now.in_backward = false;
@@ -423,14 +423,14 @@ static ms_status note_order(ms_unit *unit)
 }
 
 /* Recomputed modules do not count: the unit is in use until its backward has ended. */
-void ms_fsdp_begin_part(ms_fsdp *fsdp, uint32_t index, uint32_t part)
+void ms_fsdp_begin_module(ms_fsdp *fsdp, uint32_t index, uint32_t module)
 {
     ms_unit *unit = &fsdp->units[index];
     uint64_t all =
-        unit->settings.parts >= 64 ? UINT64_MAX : ((uint64_t)1 << unit->settings.parts) - 1;
+        unit->settings.modules >= 64 ? UINT64_MAX : ((uint64_t)1 << unit->settings.modules) - 1;
     if (fsdp->now.in_backward) return;
-    if (unit->parts_left == 0) unit->parts_left = all;
-    unit->parts_left &= ~((uint64_t)1 << (part < 63 ? part : 63));
+    if (unit->modules_left == 0) unit->modules_left = all;
+    unit->modules_left &= ~((uint64_t)1 << (module < 63 ? module : 63));
 }
 
 /* What is not recorded has no backward, unless it is recomputed there, and nothing is kept for it.
@@ -448,7 +448,7 @@ static ms_status give_back(ms_unit *unit)
 }
 
 /* Once, by one rank: that a module stays unused may be what the model wants. */
-static void warn_of_parts(ms_unit *unit)
+static void warn_of_modules(ms_unit *unit)
 {
     const ms_fsdp *fsdp = unit->fsdp;
     if (!unit->warned && ms_group_rank(fsdp->group) == 0)
@@ -464,13 +464,13 @@ static ms_status reshard_after_forward(ms_unit *unit)
 {
     ms_fsdp *fsdp = unit->fsdp;
     ms_status status = MS_OK;
-    if (unit->parts_left == 0) status = give_back(unit);
+    if (unit->modules_left == 0) status = give_back(unit);
     if (unit->index != 0) return status;
     for (uint32_t u = 1; u < fsdp->unit_count && !status; u++) {
         ms_unit *other = &fsdp->units[u];
-        if (other->parts_left == 0 || other->place == MS_UNIT_IN_USE) continue;
-        other->parts_left = 0;
-        warn_of_parts(other);
+        if (other->modules_left == 0 || other->place == MS_UNIT_IN_USE) continue;
+        other->modules_left = 0;
+        warn_of_modules(other);
         status = give_back(other);
     }
     return status;

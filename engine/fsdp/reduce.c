@@ -9,8 +9,8 @@
  *
  * Each trainable flat parameter has one bucket. Its kind is the model's: reduce_scatter, or hybrid
  * where several ranks hold the same shard. The chain (ms_chain_run) or the script's hook reduces
- * it, and the result is checked (ms_bucket_check_result), as in ddp/launch.c. So every link works
- * on sharded models, too. */
+ * it, and the result is checked (ms_bucket_check_result), as in ddp/bucket_launch.c. So every link
+ * works on sharded models, too. */
 #include "fsdp/reduce.h"
 
 #include <math.h>

@@ -2,10 +2,10 @@
  *
  * An engine keeps the list of its sharded models in the slot MS_SLOT_FSDP.
  *
- * The files call downwards in this order: model.c (making, asking), stats.c, summon.c (whole
- * parameters outside of passes), shard.c (shards as one tensor), module_hooks.c (a unit's forward
- * and backward), schedule.c (gathers ahead), lockstep.c (which unit comes next, where ranks use
- * different ones), pass.c (what is of a whole pass), reduce.c (gradients of a unit), outer.c
+ * The files call downwards in this order: sharded_model.c (making, asking), stats.c, summon.c
+ * (whole parameters outside of passes), shard.c (shards as one tensor), module_hooks.c (a unit's
+ * forward and backward), schedule.c (gathers ahead), lockstep.c (which unit comes next, where ranks
+ * use different ones), pass.c (what is of a whole pass), reduce.c (gradients of a unit), outer.c
  * (gradients of uses outside of units), filled.c (which parameters have a gradient after a pass),
  * partial.c (reductions within the shard group only), unit.c (gathering, handles), gather_codec.c
  * (gathers that send something else than shards), secondary_shard.c (parts that stay after
@@ -155,7 +155,7 @@ typedef enum ms_unit_phase {
 /* What a unit is, and when it is resharded. */
 typedef struct ms_unit_settings {
     uint32_t trainable; /* members that need gradients */
-    uint32_t parts;     /* modules that it has */
+    uint32_t modules;   /* how many it has */
     bool frozen;        /* some member needs none */
     bool reshard_forward, reshard_backward;
     bool stay_sharded; /* backward does without its values */
@@ -191,7 +191,7 @@ struct ms_unit {
     uint32_t depth;     /* calls of its forward that have not returned */
     /* Modules that are to run before the unit is resharded. A bit for each; those from number 63 on
      * share the last bit. */
-    uint64_t parts_left;
+    uint64_t modules_left;
     bool warned; /* that not all of them ran */
     ms_unit_backward backward;
     uint32_t

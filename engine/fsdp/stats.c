@@ -1,7 +1,7 @@
 /* stats.c: what can be asked of a sharded model's reductions and gathers. Buckets are its trainable
  * flat parameters. */
 #include "fsdp/flat_param.h"
-#include "fsdp/model.h"
+#include "fsdp/sharded_model.h"
 
 #include <string.h>
 

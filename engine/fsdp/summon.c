@@ -68,7 +68,7 @@ static ms_status gather(ms_unit *unit)
 {
     ms_status status = ms_unit_set_full(unit, true);
     if (status) return status;
-    return ms_lockstep_is_on(unit->fsdp) ? ms_unit_gather_anew(unit) : ms_unit_gather(unit);
+    return ms_lockstep_is_on(unit->fsdp) ? ms_unit_gather_again(unit) : ms_unit_gather(unit);
 }
 
 /* After a gather: the current stream copies the whole outside, if it was not put in order there. */
@@ -291,7 +291,7 @@ void ms_fsdp_reset(ms_fsdp *fsdp)
         unit->backward.no_grad_inputs = false;
         unit->backward.outputs_left = unit->backward.recomputes_left = 0;
         unit->backward.deferred = unit->entered = false;
-        unit->parts_left = 0;
+        unit->modules_left = 0;
         ms_unit_release(unit);
         for (uint32_t f = 0; f < unit->count; f++) {
             ms_flat_param_unload(&unit->flats[f]);

@@ -253,15 +253,15 @@ static ms_status gather_flat(ms_flat_param *flat, bool near)
     return MS_OK;
 }
 
-static ms_status gather_flats(ms_unit *unit, bool anew)
+static ms_status gather_flats(ms_unit *unit, bool again)
 {
     ms_status status = MS_OK;
     size_t first = ms_trace_count(unit->fsdp->source.engine);
     bool any = false;
     for (uint32_t f = 0; f < unit->count && !status; f++) {
         ms_flat_param *flat = &unit->flats[f];
-        if (!ms_flat_param_is_apart(flat) || (!anew && is_fresh(flat))) continue;
-        status = gather_flat(flat, !anew && ms_secondary_shard_is_usable(flat));
+        if (!ms_flat_param_is_apart(flat) || (!again && is_fresh(flat))) continue;
+        status = gather_flat(flat, !again && ms_secondary_shard_is_usable(flat));
         any = true;
     }
     if (!status && unit->place == MS_UNIT_SHARDED) unit->place = MS_UNIT_GATHERED;
@@ -271,7 +271,7 @@ static ms_status gather_flats(ms_unit *unit, bool anew)
 
 ms_status ms_unit_gather(ms_unit *unit) { return gather_flats(unit, false); }
 
-ms_status ms_unit_gather_anew(ms_unit *unit)
+ms_status ms_unit_gather_again(ms_unit *unit)
 {
     /* A gather would hide what a script has written there. */
     ms_status status = unit->place == MS_UNIT_IN_USE ? check_unwritten(unit) : MS_OK;

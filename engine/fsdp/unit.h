@@ -15,7 +15,7 @@ ms_status ms_unit_set_full(ms_unit *unit, bool yes);
 ms_status ms_unit_gather(ms_unit *unit);
 /* The same for all of it, whatever is gathered already: where ranks may have gathered different
  * units. */
-ms_status ms_unit_gather_anew(ms_unit *unit);
+ms_status ms_unit_gather_again(ms_unit *unit);
 /* Whether ms_unit_gather would enqueue nothing. */
 bool ms_unit_is_fresh(const ms_unit *unit);
 /* After a gather: the current stream waits for it, and handles become whole parameters. */

@@ -1,5 +1,5 @@
 /* bucket.c: what a link may ask of its bucket. */
-#include "hook/rows.h"
+#include "hook/bucket_rows.h"
 
 #include <stdio.h>
 

@@ -1,7 +1,7 @@
 /* link_ops.c: operators one after another, for native links. */
 #include "hook/link_ops.h"
 
-#include "hook/rows.h"
+#include "hook/bucket_rows.h"
 #include "hook/tensors.h"
 
 /* Takes ownership before anything else can fail, so no caller has to release. The limit is an error

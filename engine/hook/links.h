@@ -1,13 +1,13 @@
 /* links.h: the native links, and what they are written with. For hook/ only.
  *
- * tensors.c (operators) < bucket.c, link_state.c, rows.c < links.c < link_ops.c <
- * rounding_feedback.c < the links < kinds.c. A native link is its file, a row of the table in
- * kinds.c and its declarations here.
+ * tensors.c (operators) < bucket.c, link_state.c, bucket_rows.c < links.c < link_ops.c <
+ * rounding_feedback.c < the links < link_kinds.c. A native link is its file, a row of the table in
+ * link_kinds.c and its declarations here.
  *
  * To add a native link: write its functions in a file of hook/links/ (moonshard/hook.h says what
  * they must do, link_ops.h has helper functions), declare them here, add its row to the table in
- * kinds.c, and its annotation to lua/moonshard/meta/hooks.lua. Lua gets the link's function, its
- * options and all facts about it from the table. */
+ * link_kinds.c, and its annotation to lua/moonshard/meta/hooks.lua. Lua gets the link's function,
+ * its options and all facts about it from the table. */
 #ifndef MOONSHARD_HOOK_LINKS_H
 #define MOONSHARD_HOOK_LINKS_H
 

@@ -71,7 +71,7 @@
     K(matmul) \
     /* convolution.h */ \
     K(conv2d) K(conv2d_data) K(conv2d_weight) \
-    /* pool.h */ \
+    /* pooling.h */ \
     K(max_pool2d) K(max_pool2d_backward) K(avg_pool2d) K(avg_pool2d_backward) \
     /* orthonormalize.h */ \
     K(orthonormalize) \

@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 
 #include "text/added.h"
-#include "text/model.h"
+#include "text/byte_pair.h"
 #include "text/normalize.h"
 #include "text/split.h"
 

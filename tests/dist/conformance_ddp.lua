@@ -4,39 +4,18 @@
 -- otherwise it compares with gradients that are averaged by hand.
 local ms = require "moonshard"
 local core = require "moonshard.core"
-local takes = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua").takes
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
+local case, equal, raises, clear = expect.case, expect.equal, expect.fails, expect.clear
 local hooks, nn = ms.hooks, ms.nn
 local world, rank, size = ms.world(), ms.rank(), ms.world_size()
 
 io.stdout:setvbuf "line"                                    -- lines of several ranks stay whole
-local failures = 0
-local function case(name, f)
-  local ok, message = xpcall(f, debug.traceback)
-  if not ok then failures = failures + 1 end
-  io.stdout:write(("%s %s on rank %d%s\n")
-    :format(ok and "ok:" or "FAILED:", name, rank, ok and "" or ": " .. tostring(message)))
-  if not ok then error(message, 0) end  -- ranks would lose step with each other
-end
 
 -------------------------------------------------------------------------------------------- helpers
 
 local function input(step)
-  return ms.randn { 4, 2, seed = 90 + 10 * (step or 0) + rank, per_rank = false }
+  return expect.models.input(4, 2, 90 + 10 * (step or 0) + rank)
 end
-local function equal(a, b, what, tolerance)
-  local by = (a - b):abs():max():item()
-  if by > (tolerance or 0) * math.max(1, b:abs():max():item()) then
-    error((what or "values") .. (" differ by %g"):format(by), 2)
-  end
-end
-local function raises(f, ...)
-  local ok, message = pcall(f)
-  assert(not ok, "no error")
-  for _, text in ipairs { ... } do
-    assert(tostring(message):find(text, 1, true), tostring(message))
-  end
-end
-local function clear(model) for _, p in ipairs(model:parameters()) do p:set_grad(nil) end end
 local function copy_of(list)
   for i, t in ipairs(list) do list[i] = t:detach():clone() end
   return list
@@ -378,7 +357,7 @@ case("distributed_test.py: test_ddp_uneven_inputs", function()
   } do
     for k, counts in ipairs { { 1, 4 }, { 3, 0, 2 }, { 2, 5, 5, 1 } } do
       for number, divisor in ipairs { "all", "live" } do
-        if takes(i + k + number, 2) then
+        if expect.takes(i + k + number, 2) then
           check_together(train_uneven(options, { divisor = divisor }, counts))
         end
       end
@@ -770,4 +749,3 @@ case("test_c10d_spawn.py: test_all_to_all", function()
 end)
 
 core.synchronize()
-assert(failures == 0)

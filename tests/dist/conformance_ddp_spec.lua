@@ -2,42 +2,14 @@
 -- test. conformance_ddp.lua has the cases; cases that end the job are here. Not covered: sparse
 -- gradients, SyncBatchNorm, device placement, profilers, several joined objects at once.
 local command = require "command"
+local conformance = require "conformance"
 
 local folder
 before_each(function() folder = command.folder() end)
 after_each(function() command.remove(folder) end)
 
-local ways = { { 2, " --thread-ranks" }, { 3, "" } }
-local said = {}
-
--- The output of the job on so many ranks, which is run once.
-local function output(ranks, way)
-  said[ranks] = said[ranks] or select(2, command.run(folder,
-    ("run '%s/tests/dist/conformance_ddp.lua' -n %d%s"):format(command.source, ranks, way)))
-  return said[ranks]
-end
-
-local names, file = {}, assert(io.open(command.source .. "/tests/dist/conformance_ddp.lua"))
-for line in file:lines() do
-  local name, rest = line:match '^ *case%("([^"]+)"(.-),'
-  if name and rest == " .. how" then names[#names + 1] = name .. "_static_graph" end
-  names[#names + 1] = name
-end
-file:close()
-
 describe("PyTorch's", function()
-  it("tests are found", function() assert.is_true(#names > 60, #names) end)
-  for _, name in ipairs(names) do
-    it(name, function()
-      for _, way in ipairs(ways) do
-        local out = output(way[1], way[2])
-        for rank = 0, way[1] - 1 do
-          assert.truthy(out:find(("ok: %s on rank %d\n"):format(name, rank), 1, true),
-            out:match "FAILED[^\n]*" or "it did not run")
-        end
-      end
-    end)
-  end
+  conformance.each("tests/dist/conformance_ddp.lua", { { 2, " --thread-ranks" }, { 3, "" } }, 60)
 end)
 
 -- Runs a script on 3 ranks as threads; returns all its output. The job must fail.

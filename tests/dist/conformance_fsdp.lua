@@ -4,40 +4,20 @@
 local ms = require "moonshard"
 local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
 local core = require "moonshard.core"
+local case, equal, raises, models = expect.case, expect.equal, expect.fails, expect.models
 local hooks, nn = ms.hooks, ms.nn
 local world, rank, size = ms.world(), ms.rank(), ms.world_size()
 
 io.stdout:setvbuf "line"                                    -- lines of several ranks stay whole
-local function case(name, f)
-  local ok, message = xpcall(f, debug.traceback)
-  io.stdout:write(("%s %s on rank %d%s\n")
-    :format(ok and "ok:" or "FAILED:", name, rank, ok and "" or ": " .. tostring(message)))
-  if not ok then error(message, 0) end  -- ranks would lose step with each other
-end
 
 -------------------------------------------------------------------------------------------- helpers
 
 local function input(step, width)
-  return ms.randn { 3, width or 6, seed = 10 * (step or 1) + rank, per_rank = false }
-end
-
-local function equal(a, b, what, tolerance)
-  local by = (a - b):abs():max():item()
-  if by > (tolerance or 0) * math.max(1, b:abs():max():item()) then
-    error((what or "values") .. (" differ by %g"):format(by), 2)
-  end
+  return models.input(3, width or 6, 10 * (step or 1) + rank)
 end
 
 local function same_state(a, b, tolerance)
   for name, t in pairs(b) do equal(a[name]:detach(), t:detach(), name, tolerance) end
-end
-
-local function raises(f, ...)
-  local ok, message = pcall(f)
-  assert(not ok, "no error")
-  for _, text in ipairs { ... } do
-    assert(tostring(message):find(text, 1, true), tostring(message))
-  end
 end
 
 -- A unit: 7 x 6 and 6 x 7 numbers and biases divide by no number of ranks.
@@ -54,9 +34,7 @@ local function blocks(count, seed)
 end
 
 local function shard(inner, options)
-  local o = { wrap = { class = "Block" } }
-  for key, value in pairs(options or {}) do o[key] = value end
-  return ms.fsdp(inner, o)
+  return models.fsdp(inner, { wrap = { class = "Block" } }, options)
 end
 
 -- Steps of SGD with momentum; pass(net, step) runs forward and backward. Returns the weights.
@@ -77,11 +55,8 @@ local function plain_pass(net, step) net(input(step)):square():mean():backward()
 -- The collectives of f in the order of enqueueing: operation, label, and the size of the group.
 local sizes = {}
 local function calls(f)
-  core.comm_record(true)
-  f()
-  core.comm_record(false)
   local list = {}
-  for _, record in ipairs((core.comm_records())) do
+  for _, record in ipairs(expect.records(f)) do
     -- Hosts tell each other who has a gradient.
     if record.label ~= "which parameters have a gradient" then
       list[#list + 1] = {
@@ -109,19 +84,14 @@ end
 local strategies = { "full_shard", "shard_grad_op", "no_shard", "hybrid_shard" }
 
 -- Two levels where there are four ranks.
-local within, across
-if size == 4 then within, across = world:levels(2) end
-local function options_of(strategy)
-  if strategy ~= "hybrid_shard" or not within then return { strategy = strategy } end
-  return { strategy = strategy, shard_group = within, replica_group = across }
-end
+local within, across = models.pairs_of_ranks()
 
 --------------------------------------------------------------------------------------------- FSDP1
 
 case("test_fsdp_core.py: parity with DDP", function()
   local expected = steps(ms.ddp(blocks()), plain_pass)
   for _, strategy in ipairs(strategies) do
-    same_state(steps(shard(blocks(), options_of(strategy)), plain_pass), expected, 1e-6)
+    same_state(steps(shard(blocks(), { strategy = strategy }), plain_pass), expected, 1e-6)
   end
 end)
 
@@ -146,7 +116,7 @@ end)
 
 case("test_fsdp_hybrid_shard.py: groups and their collectives", function()
   if not within then return end
-  local net = shard(blocks(), options_of "hybrid_shard")
+  local net = shard(blocks(), { strategy = "hybrid_shard" })
   plain_pass(net, 1)
   touch(net)
   sizes = { [within:name()] = 2, [across:name()] = 2, world = 4 }
@@ -214,11 +184,10 @@ case("test_fsdp_grad_acc.py: with and without no_sync", function()
   local expected = steps(ms.ddp(blocks()), two)
   for _, strategy in ipairs(strategies) do
     for _, accumulate in ipairs { "local", "shard" } do
-      local o = options_of(strategy)
-      o.accumulate = accumulate
-      same_state(steps(shard(blocks(), o), two), expected, 1e-6)
+      local net = shard(blocks(), { strategy = strategy, accumulate = accumulate })
+      same_state(steps(net, two), expected, 1e-6)
     end
-    same_state(steps(shard(blocks(), options_of(strategy)), by_hand), expected, 1e-6)
+    same_state(steps(shard(blocks(), { strategy = strategy }), by_hand), expected, 1e-6)
   end
 end)
 
@@ -226,7 +195,7 @@ case("test_fsdp_clip_grad_norm.py: norms 1, 2 and inf", function()
   for _, p in ipairs { 1, 2, math.huge } do
     local expected, norms = steps(ms.ddp(blocks()), plain_pass, { 0.05, p })
     for _, strategy in ipairs(strategies) do
-      local own, found = steps(shard(blocks(), options_of(strategy)), plain_pass, { 0.05, p })
+      local own, found = steps(shard(blocks(), { strategy = strategy }), plain_pass, { 0.05, p })
       same_state(own, expected, 1e-5)
       for i, norm in ipairs(norms) do
         assert(norm > 0.05 and math.abs(found[i] - norm) < 1e-5 * norm, strategy)
@@ -390,7 +359,7 @@ case("test_fsdp_freezing_weights.py and test_fsdp_fine_tune.py", function()
   end
   local expected = run(ms.ddp(frozen(blocks())))
   for _, strategy in ipairs(strategies) do
-    local net = shard(frozen(blocks()), options_of(strategy))
+    local net = shard(frozen(blocks()), { strategy = strategy })
     same_state(run(net), expected, 1e-6)
     if strategy == "full_shard" and size > 1 then
       for _, unit in ipairs(net:units()) do assert(not unit.gathered, unit.name) end
@@ -418,9 +387,8 @@ case("test_fsdp_checkpoint.py: recompute inside nested units", function()
   local expected = steps(ms.ddp(model(false)), plain_pass)
   for _, strategy in ipairs(strategies) do
     for _, again in ipairs { false, true } do
-      local o = options_of(strategy)
-      o.wrap = { class = { "Outer", "Block" } }
-      same_state(steps(ms.fsdp(model(again), o), plain_pass), expected, 1e-6)
+      local o = { strategy = strategy, wrap = { class = { "Outer", "Block" } } }
+      same_state(steps(models.fsdp(model(again), o), plain_pass), expected, 1e-6)
     end
   end
 end)

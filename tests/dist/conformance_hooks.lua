@@ -2,24 +2,12 @@
 -- quantized collectives and of optimizers that overlap or are sharded. A case is named after the
 -- file and the test that it represents.
 local ms = require "moonshard"
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
+local case, raises = expect.case, expect.fails
 local hooks, nn, optim = ms.hooks, ms.nn, ms.optim
 local world, rank, size = ms.world(), ms.rank(), ms.world_size()
 
 io.stdout:setvbuf "line"                                    -- lines of several ranks stay whole
-local function case(name, f)
-  local ok, message = xpcall(f, debug.traceback)
-  io.stdout:write(("%s %s on rank %d%s\n")
-    :format(ok and "ok:" or "FAILED:", name, rank, ok and "" or ": " .. tostring(message)))
-  if not ok then error(message, 0) end  -- ranks would lose step with each other
-end
-
-local function raises(f, ...)
-  local ok, message = pcall(f)
-  assert(not ok, "no error")
-  for _, text in ipairs { ... } do
-    assert(tostring(message):find(text, 1, true), tostring(message))
-  end
-end
 
 -- Their TestDdpCommHook: one layer, and a step with the rank as input.
 local function gradient(hook, options)
@@ -38,10 +26,7 @@ local function gradient(hook, options)
 end
 
 local function near(a, b, tolerance, what)
-  local by, most = (a - b):abs():max():item(), b:abs():max():item()
-  if not (by <= tolerance * math.max(1, most)) then
-    error(("%s: differs by %g of %g"):format(what or "gradient", by, most), 2)
-  end
+  expect.equal(a, b, what or "gradient", tolerance)
 end
 
 local plain = gradient()
@@ -77,7 +62,7 @@ case(hook_tests .. "test_is_last_hook", function()
     model(ms.ones { 2, 8 }):sum():backward()
     assert(#flags >= pass and flags[#flags])
     for i = 1, #flags - 1 do assert(not flags[i]) end
-    for _, p in ipairs(model:parameters()) do p:set_grad(nil) end
+    expect.clear(model)
   end
 end)
 
@@ -258,10 +243,8 @@ end)
 local zero = "optim/test_zero_redundancy_optimizer.py: "
 local function parity(make, options, change)
   local function train(sharded)
-    local model, own = small(), {}
-    for key, value in pairs(options) do own[key] = value end
-    own.shard = sharded and world or nil
-    local opt = make(model, own)
+    local model, shards = small(), { shard = sharded and world or nil }
+    local opt = make(model, expect.models.merged(options, shards))
     local net = ms.ddp(model)
     for step in ms.steps(5) do
       net(ms.randn { 2, 4, seed = 10 * step + rank }):square():sum():backward()

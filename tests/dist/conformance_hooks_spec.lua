@@ -1,7 +1,7 @@
 -- PyTorch's own tests of comm hooks, quantized collectives, and optimizers that overlap or are
 -- sharded: conformance_hooks.lua names each. Not covered: tests of model parallelism and device
 -- placement.
-local names, right, written, wrong = require "conformance"("tests/dist/conformance_hooks.lua",
+local names, right, written, wrong = require "conformance".all("tests/dist/conformance_hooks.lua",
   { { 2, " --thread-ranks" }, { 3, "" } })
 
 describe("PyTorch's", function()

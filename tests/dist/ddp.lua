@@ -4,37 +4,21 @@
 -- threads.
 local ms = require "moonshard"
 local core = require "moonshard.core"
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
+local gradients, models = expect.gradients, expect.models
 local hooks = ms.hooks
 local world, rank, size = ms.world(), ms.rank(), ms.world_size()
 -- hash_only: only the training that the hash is of.
 local cfg = ms.config { hash_only = false }
 
-local ROWS, LENGTH = 12, 8                      -- of a batch over all ranks: divides by 1 to 4
 local SMALL = { 3000, 9000 }
 
-local function new_model(seed)
-  ms.seed(seed or 1)
-  return ms.nn.gpt2 { vocab = 16, context = LENGTH, layers = 2, width = 16, heads = 2 }
-end
+local function new_model(seed) return models.gpt2({}, seed) end
 
--- Rows of step `step` that rank r takes (nil: all).
-local function batch(step, r)
-  local tokens = ms.randint {
-    ROWS, LENGTH + 1, low = 0, high = 16, seed = 100 + step, per_rank = false,
-  }
-  if r then tokens = tokens:narrow(1, r * ROWS // size + 1, ROWS // size) end
-  return tokens:narrow(2, 1, LENGTH), tokens:narrow(2, 2, LENGTH)
-end
-
+-- A pass with the rows of step `step` that rank r takes (nil: all).
 local function backward(model, step, r)
-  local x, y = batch(step, r)
+  local x, y = models.batch(step, r)
   model(x):cross_entropy(y):backward()
-end
-
-local function gradients(model)
-  local list = {}
-  for i, p in ipairs(model:parameters()) do list[i] = p:grad():clone() end
-  return list
 end
 
 local function differ(a, b)
@@ -74,9 +58,9 @@ local plain, model = new_model(), ms.ddp(new_model(1 + rank), { bucket_bytes = S
 local mine, reference = ms.optim.adamw(model, { lr = 1e-2 }), ms.optim.adamw(plain, { lr = 1e-2 })
 same(model:parameters(), plain:parameters(), "rank 0's values are everyone's")
 for step in ms.steps(4) do
-  local whole = {}
   backward(plain, step)
-  for i, p in ipairs(plain:parameters()) do whole[i] = p:grad():clone() p:set_grad(nil) end
+  local whole = gradients(plain)
+  expect.clear(plain)
   local sums = alone(plain, step)
   backward(model, step, rank)
   same(gradients(model), sums, "gradients of step " .. step)
@@ -97,7 +81,7 @@ for _, p in ipairs(model:parameters()) do
   end
 end
 if cfg.hash_only then
-  io.stdout:write(("rank %d of %d is done, weights %012x\n"):format(rank, size, hash))
+  io.stdout:write(("rank %d is done, weights %012x\n"):format(rank, hash))
   return
 end
 
@@ -136,7 +120,7 @@ local function reduced_by(hook, step, passes)
   local own = ms.ddp(new_model(), { bucket_bytes = SMALL, comm_hook = hook })
   local result
   for pass = 1, passes or 2 do                    -- the second one has its buckets rebuilt
-    for _, p in ipairs(own:parameters()) do p:set_grad(nil) end
+    expect.clear(own)
     backward(own, step + pass, rank)
     result = gradients(own)
   end
@@ -286,4 +270,4 @@ for i, item in ipairs(part:named_parameters()) do
 end
 
 core.synchronize()
-io.stdout:write(("rank %d of %d is done, weights %012x\n"):format(rank, size, hash))
+io.stdout:write(("rank %d is done, weights %012x\n"):format(rank, hash))

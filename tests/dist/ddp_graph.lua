@@ -3,6 +3,8 @@
 -- process.
 local ms = require "moonshard"
 local core = require "moonshard.core"
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
+local clear = expect.clear
 local world, rank, size = ms.world(), ms.rank(), ms.world_size()
 
 local CAPS = { 64, 100 }
@@ -25,9 +27,7 @@ function Branches:forward(x, which)
   return { main = x, more = { extra } }
 end
 
-local function input(step, r)
-  return ms.randn { 3, 4, seed = 1000 + 17 * step + r, per_rank = false }
-end
+local function input(step, r) return expect.models.input(3, 4, 1000 + 17 * step + r) end
 
 local function pass(model, step, r, which)
   local out = model(input(step, r), which).main
@@ -50,8 +50,6 @@ local function random_subset(...)
   -- If a rank's loss depends on no parameter, it runs no backward.
   return which:find "%l" and which or ""
 end
-
-local function clear(model) for _, p in ipairs(model:parameters()) do p:set_grad(nil) end end
 
 -- Gradients of passes(r), a function for each rank: computed separately, divided, added in rank
 -- order; nil if no rank has any.
@@ -336,11 +334,9 @@ end
 -- Bucket plans do not change gradients, whatever the plans are and whenever they change.
 do
   local plain, views = Branches(), {}
-  local changing_plan = dofile((debug.getinfo(1, "S").source:match "^@(.*)ddp_graph%.lua$")
-    .. "changing_plan.lua")
   local function planner(view)
     views[#views + 1] = view
-    return changing_plan(view)
+    return expect.models.changing_plan(view)
   end
   for _, options in ipairs {
     { buckets = ms.buckets { name = "changing", plan = planner } },
@@ -389,11 +385,9 @@ for _, divisor in ipairs { "all", "live" } do
   end
   local classic = trained()
   for _, policy in ipairs { "in_backward", "deferred" } do
-    for i, p in ipairs(trained(policy)) do
-      assert(p:detach():eq(classic[i]:detach()):all():item(), policy)
-    end
+    expect.same(trained(policy), classic, policy)
   end
 end
 
 core.synchronize()
-io.stdout:write(("rank %d of %d is done\n"):format(rank, size))
+print(("rank %d is done"):format(rank))

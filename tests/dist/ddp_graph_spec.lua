@@ -14,11 +14,7 @@ for _, ranks in ipairs(command.full and { 1, 2, 3, 4 } or { 1, 3, 4 }) do
   for name, way in pairs(command.full and ways or { [chosen] = ways[chosen] }) do
     it(("graphs that differ between ranks, and uneven inputs, give the bits of one process on %d \z
       ranks as %s"):format(ranks, name), function()
-      local out = command.succeed(folder,
-        ("run '%s/tests/dist/ddp_graph.lua' -n %d%s"):format(command.source, ranks, way))
-      for rank = 0, ranks - 1 do
-        assert.truthy(out:find(("rank %d of %d is done"):format(rank, ranks), 1, true), out)
-      end
+      command.on_ranks("ddp_graph", ranks .. way)
     end)
   end
 end

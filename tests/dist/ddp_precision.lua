@@ -1,12 +1,12 @@
 -- Run by every rank of ddp_precision_spec.lua: ddp's option precision, compared with casts written
 -- by hand, with hooks, recomputation and all other features that can be combined with it.
 local ms = require "moonshard"
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
+local clear, models = expect.clear, expect.models
 local hooks = ms.hooks
 local rank, size = ms.rank(), ms.world_size()
 
-local function input(step, r)
-  return ms.randn { 6, 8, seed = 300 + 10 * step + r, per_rank = false }
-end
+local function input(step, r) return models.input(6, 8, 300 + 10 * step + r) end
 
 -- Two layers and a buffer; by hand: the same with casts.
 local Net = ms.nn.class "Net"
@@ -25,8 +25,6 @@ local function by_hand(net, x, dtype)
   local hidden = low(x):linear(low(net.first.weight), low(net.first.bias)):tanh() * low(net.scale)
   return hidden:linear(low(net.second.weight), low(net.second.bias)):to "f32"
 end
-
-local function clear(model) for _, p in ipairs(model:parameters()) do p:set_grad(nil) end end
 
 -- Gradients of all ranks by hand, sent in `sent`.
 local function alone(net, step, dtype, sent)
@@ -100,32 +98,21 @@ assert(
 -- A language model: recomputed blocks give the same bits, tied weights are cast once; with hooks in
 -- a chain, unused parameters, joined ranks, accumulated passes, and early steps.
 local function gradients(options, recompute, more)
-  ms.seed(1)
-  local gpt = ms.nn.gpt2 {
-    vocab = 16, context = 8, layers = 2, width = 16, heads = 2, recompute = recompute,
-  }
   options.precision = { param = "bf16", output = "f32" }
-  local own = ms.ddp(gpt, options)
+  local own = ms.ddp(models.gpt2 { recompute = recompute }, options)
   local x = ms.randint { 4, 8, low = 0, high = 16, seed = 50 + rank, per_rank = false }
-  local result = {}
   local function pass() own(x):cross_entropy(x):backward() end
   more = more or function(run) run() end
   for _ = 1, 2 do
     clear(own)
     more(pass, own)
   end
-  for i, p in ipairs(own:parameters()) do result[i] = p:grad():clone() end
+  local result = expect.gradients(own)
   own:unwrap()
   return result
 end
 local plain = gradients({ bucket_bytes = { 3000, 9000 } }, false)
-local function same(other, what)
-  for i, gradient in ipairs(other) do
-    if not gradient:eq(plain[i]):all():item() then
-      error(("rank %d: %s: gradient %d differs"):format(rank, what, i))
-    end
-  end
-end
+local function same(other, what) expect.same(other, plain, what) end
 same(gradients({ bucket_bytes = { 3000, 9000 } }, true), "recomputed")
 same(gradients({ find_unused = true, comm_hook = function(bucket, next) return next(bucket) end },
   true), "find_unused and a hook")
@@ -138,8 +125,7 @@ same(gradients { comm_hook = hooks.clip { max_norm = 1e9, scope = "global" } },
 same(gradients({}, true, function(run, own) own:join({ divisor = "live" }, run) end), "joined")
 -- An optimizer that steps in backward takes the same steps (and so does one in the chain).
 local function trained(policy)
-  ms.seed(1)
-  local own = ms.ddp(ms.nn.gpt2 { vocab = 16, context = 8, layers = 2, width = 16, heads = 2 },
+  local own = ms.ddp(models.gpt2(),
     { bucket_bytes = { 3000, 9000 }, precision = { param = "bf16", output = "f32" } })
   local optimizer = ms.optim.adamw(own, { lr = 1e-2 })
   if policy then optimizer:overlap(own, policy) end
@@ -152,9 +138,7 @@ local function trained(policy)
 end
 local classic = trained()
 for _, policy in ipairs { "in_backward", "deferred" } do
-  for i, p in ipairs(trained(policy)) do
-    assert(p:detach():eq(classic[i]:detach()):all():item(), policy)
-  end
+  expect.same(trained(policy), classic, policy)
 end
 
 local stepped
@@ -171,4 +155,4 @@ for i, gradient in ipairs(twice) do
 end
 
 ms.synchronize()
-io.stdout:write(("rank %d of %d is done\n"):format(rank, size))
+print(("rank %d is done"):format(rank))

@@ -8,12 +8,6 @@ after_each(function() command.remove(folder) end)
 
 local ways = { processes = "", threads = " --thread-ranks" }
 
--- Runs a file of this folder on all ranks; returns their output.
-local function on_ranks(file, ranks, arguments)
-  return command.succeed(folder,
-    ("run '%s/tests/dist/%s' -n %d %s"):format(command.source, file, ranks, arguments or ""))
-end
-
 describe("ddp", function()
   for ranks = 1, command.full and 4 or 3 do
     it(("gives the bits of one process on %d ranks, whatever these are"):format(ranks), function()
@@ -27,7 +21,7 @@ describe("ddp", function()
       for number, way in ipairs(ranks == 2 and all or command.full and both or one) do
         -- All of it runs in one of the ways, and in the others the training that the hash is of.
         local rest = number > 1 and not command.full and " hash_only=true" or ""
-        local out = on_ranks("ddp.lua", ranks, way .. rest)
+        local out = command.on_ranks("ddp", ranks .. way .. rest)
         local found = 0
         for hash in out:gmatch "is done, weights (%x+)" do
           found = found + 1
@@ -44,8 +38,9 @@ describe("ddp", function()
   for name, way in pairs(command.full and ways or { threads = ways.threads }) do
     for ranks = command.full and 2 or 4, 4 do
       it(("agrees with PyTorch on %d ranks as %s"):format(ranks, name), function()
-        local out = on_ranks("golden.lua", ranks,
-          ("%s folder='%s/tests/golden/data'"):format(way, command.source))
+        local tests = command.source .. "/tests"
+        local out = command.succeed(folder, ("run '%s/dist/golden.lua' -n %d%s \z
+          folder='%s/golden/data'"):format(tests, ranks, way, tests))
         for rank = 0, ranks - 1 do
           assert.truthy(out:find(("rank %d agrees"):format(rank), 1, true), out)
         end

@@ -55,8 +55,7 @@ end
 local number = 0
 -- The link of that name, natively or in Lua. Links in Lua have names of their own for their states.
 local function make(name, options, twin)
-  local given = {}
-  for key, value in pairs(options or {}) do given[key] = value end
+  local given = expected.models.merged(options)
   if not twin then return hooks[name](given) end
   number = number + 1
   given.name = ("twin %d"):format(number)

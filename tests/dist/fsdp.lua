@@ -1,36 +1,19 @@
 -- What every rank of fsdp_spec.lua runs: sharded training against ddp's, counts of collectives,
 -- what handles are, and the errors of misuse. Ends with a hash of weights.
 local ms = require "moonshard"
-local core = require "moonshard.core"
 local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
-local fails = expect.fails
+local fails, models = expect.fails, expect.models
 local world, rank, size = ms.world(), ms.rank(), ms.world_size()
 -- hash_only: only what the last lines print, the hash of trained weights.
 local cfg = ms.config { hash_only = false }
 
-local ROWS, LENGTH = 12, 8                      -- of a batch over all ranks: divides by 1 to 4
-
-local function new_model(options)
-  ms.seed(1)
-  local o = { vocab = 16, context = LENGTH, layers = 3, width = 16, heads = 2 }
-  for name, value in pairs(options or {}) do o[name] = value end
-  return ms.nn.gpt2(o)
-end
-
-local function batch(step)
-  local tokens = ms.randint {
-    ROWS, LENGTH + 1, low = 0, high = 16, seed = 100 + step, per_rank = false,
-  }
-  local own = tokens:narrow(1, rank * ROWS // size + 1, ROWS // size)
-  return own:narrow(2, 1, LENGTH), own:narrow(2, 2, LENGTH)
-end
+local function new_model(options) return models.gpt2(models.merged({ layers = 3 }, options)) end
+local function batch(step) return models.batch(step, rank) end
 
 -- Trains a model, and gives its losses and weights. how: model, wrap (options of fsdp, or "ddp"),
 -- micro, clip, freeze, dtype of autocast
 local function train(how)
-  local o = { layers = expect.full and 3 or 2 }
-  for name, value in pairs(how.model or {}) do o[name] = value end
-  local inner = new_model(o)
+  local inner = models.gpt2(models.merged({ layers = expect.full and 3 or 2 }, how.model))
   if how.freeze then
     for _, item in ipairs(inner:named_parameters()) do
       if item.name:find(how.freeze) then item.parameter:requires_grad_(false) end
@@ -65,20 +48,12 @@ end
 -- The hash is the same on all ranks, however many these are and whether they are threads.
 local function print_hash()
   local last = train { wrap = { strategy = "full_shard" } }
-  local text = {}
-  for name, t in ms.sorted_pairs(last.weights) do
-    text[#text + 1] = name .. core.hash(table.concat(t:reshape(-1):to_table(), " "))
-  end
-  io.write(("rank %d is done, weights %x\n"):format(rank, core.hash(table.concat(text, " "))))
+  io.write(("rank %d is done, weights %x\n"):format(rank, expect.hash(last.weights)))
 end
 if cfg.hash_only then return print_hash() end
 
 local function difference(a, b)
-  local most = 0
-  for name, t in pairs(a.weights) do
-    local other = b.weights[name]:detach()
-    most = math.max(most, (t:detach() - other):abs():max():item() / other:abs():max():item())
-  end
+  local most = expect.difference(a.weights, b.weights)
   for i = 1, #a.losses do most = math.max(most, math.abs(a.losses[i] / b.losses[i] - 1)) end
   return most
 end
@@ -124,11 +99,8 @@ end
 
 -- Collectives of one pass, by operation and unit.
 local function count(model, f)
-  core.comm_record(true)
-  f()
-  core.comm_record(false)
   local found = {}
-  for _, record in ipairs((core.comm_records())) do
+  for _, record in ipairs(expect.records(f)) do
     local key = record.op .. " " .. record.channel
     found[key] = (found[key] or 0) + 1
     found[record.op .. " " .. record.label] = (found[record.op .. " " .. record.label] or 0) + 1
@@ -176,11 +148,8 @@ if size > 1 then
       model:set_prefetch(prefetch)
       local x, y = batch(1)
       local loss = model(x):cross_entropy(y)
-      core.comm_record(true)
-      loss:backward()
-      core.comm_record(false)
       local order = {}
-      for _, record in ipairs((core.comm_records())) do
+      for _, record in ipairs(expect.records(function() loss:backward() end)) do
         order[#order + 1] = (record.op == "all_gather" and "gather " or "reduce ") .. record.label
       end
       local found = table.concat(order, ", "):gsub("([a-z]+ h%.%d)[%w_.]*", "%1")
@@ -362,9 +331,7 @@ do
   -- Unwrapped, it is a model as any other.
   local before = expect.whole(model)
   assert(model:unwrap() == inner)
-  for name, t in pairs(inner:state()) do
-    assert((t:detach() - before[name]):abs():max():item() == 0)
-  end
+  expect.same(inner:state(), before, "unwrapped")
   inner(x):cross_entropy(y):backward()
 end
 
@@ -411,9 +378,7 @@ do
     end
     return expect.whole(model)
   end
-  local expected = run {}
-  local own = run { "pre_backward", "forward", "pre_backward" }
-  for name, t in pairs(expected) do assert((t - own[name]):abs():max():item() == 0, name) end
+  expect.same(run { "pre_backward", "forward", "pre_backward" }, run {}, "after failures")
 end
 
 -- A weight that two units share is an error with the remedy.

@@ -8,13 +8,8 @@ before_each(function() folder = command.folder() end)
 after_each(function() command.remove(folder) end)
 
 local function run(ranks, arguments)
-  local out = command.succeed(folder,
-    ("run '%s/tests/dist/fsdp_checkpoint.lua' -n %d folder='%s' %s"):format(command.source, ranks,
-      folder, arguments))
-  for rank = 0, ranks - 1 do
-    assert.truthy(out:find(("rank %d is done"):format(rank), 1, true), out)
-  end
-  return out
+  return command.on_ranks("fsdp_checkpoint", tostring(ranks),
+    ("folder='%s' %s"):format(folder, arguments))
 end
 
 local function manifest_of(path)

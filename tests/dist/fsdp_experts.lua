@@ -2,9 +2,8 @@
 -- (experts), against one model that has all experts; and what ranks must agree on when a model is
 -- sharded.
 local ms = require "moonshard"
-local core = require "moonshard.core"
 local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
-local fails = expect.fails
+local fails, models = expect.fails, expect.models
 local rank, size = ms.rank(), ms.world_size()
 local world = ms.world()
 
@@ -31,11 +30,16 @@ function Net:forward(x, number)
   return self.head(self["expert" .. number](x) + x)
 end
 
-local function input(step, r)
-  return ms.randn { ROWS, WIDTH, seed = step * 10 + r, per_rank = false }
-end
+local function input(step, r) return models.input(ROWS, WIDTH, step * 10 + r) end
 local function loss_of(model, step, r, number)
   return model(input(step, r), number):square():mean()
+end
+
+-- The weights of a model with all experts that a rank's model has, too.
+local function part_of(weights, own)
+  local part = {}
+  for name in pairs(own) do part[name] = weights[name] end
+  return part
 end
 
 -- blocks: how many ranks share an expert.
@@ -61,10 +65,7 @@ local function train(model, number, clip, scale)
     local loss = loss_of(model, step, rank, number)
     if scaler then loss = scaler:scale(loss) end
     loss:backward()
-    if scaler then scaler:unscale(optimizer) end
-    norms[step] = model:clip_grad_norm(clip):item()
-    if scaler then scaler:step(optimizer) else optimizer:step() end
-    optimizer:zero_grad()
+    norms[step] = models.finish(model, optimizer, { scaler = scaler, clip = clip })
   end
   return expect.whole(model), norms
 end
@@ -76,27 +77,19 @@ local cases = {
 }
 for _, blocks in ipairs(size == 4 and { 2, 1 } or { 1 }) do
   local experts = world:levels(blocks)
-  local shards, replicas
-  if size == 4 then shards, replicas = world:levels(2) end
   local number = rank // blocks + 1
   local clip = 0.5
   local weights, norms = expected_of(blocks, clip)
   for i, case in ipairs(cases) do
-    local options = { group_of = function(name) return name:find "expert" and experts or nil end }
-    for key, value in pairs(case) do if key ~= "scale" then options[key] = value end end
-    if case.strategy == "hybrid_shard" then
-      options.shard_group, options.replica_group = shards, replicas
-    end
-    local model = ms.fsdp(Net { number }, options)
+    local function group_of(name) return name:find "expert" and experts or nil end
+    local options = models.merged({ group_of = group_of }, case)
+    options.scale = nil
+    local model = models.fsdp(Net { number }, options)
     local own, own_norms = train(model, number, clip, case.scale)
-    local count = 0
     -- Sums over ranks are added in another order.
-    for name, t in pairs(own) do
-      local other = weights[name]:detach()
-      local d = (t - other):abs():max():item() / other:abs():max():item()
-      assert(d <= 2e-6, ("case %d, blocks of %d: %s differs by %g"):format(i, blocks, name, d))
-      count = count + 1
-    end
+    expect.close(own, part_of(weights, own), 2e-6, ("case %d, blocks of %d"):format(i, blocks))
+    local count = 0
+    for _ in pairs(own) do count = count + 1 end
     assert(count == 10, "the shared parameters, and those of one expert")
     for step, norm in ipairs(own_norms) do
       assert(math.abs(norm - norms[step]) <= 2e-6 * norm, ("case %d: norm %g, not %g"):format(i,
@@ -141,12 +134,8 @@ for _, layout in ipairs { "flat", "rows" } do
       optimizer:zero_grad()
     end
   end)
-  local weights = whole:state()
-  for name, t in pairs(expect.whole(model)) do
-    local other = weights[name]:detach()
-    local d = (t - other):abs():max():item() / other:abs():max():item()
-    assert(d <= 2e-6, ("join, %s: %s differs by %g"):format(layout, name, d))
-  end
+  local own = expect.whole(model)
+  expect.close(own, part_of(whole:state(), own), 2e-6, "join, " .. layout)
 end
 
 -- What travels for experts travels between their ranks only, in the order of all gathers.
@@ -156,11 +145,9 @@ if size == 4 then
     wrap = { class = "Expert" },
     group_of = function(name) return name:find "expert" and experts or nil end,
   })
-  core.comm_record(true)
-  loss_of(model, 1, rank, rank // 2 + 1):backward()
-  core.comm_record(false)
   local of_experts, group_of_hosts = 0, {}
-  for _, record in ipairs((core.comm_records())) do
+  local function pass() loss_of(model, 1, rank, rank // 2 + 1):backward() end
+  for _, record in ipairs(expect.records(pass)) do
     local hosts = record.label == "which parameters have a gradient"
     if hosts then
       group_of_hosts[record.group] = true
@@ -198,10 +185,7 @@ if size == 4 then
   local model = sharded { units = { ["expert%d"] = { param = "bf16", output = "f32" } } }
   assert(model:units()[2].bytes == 2 * padded(weights + biases))
   local own, expected = train(model, number, 0.5), expected_of(2, 0.5)
-  for name, t in pairs(own) do
-    local other = expected[name]:detach()
-    assert((t - other):abs():max():item() <= 2e-2 * other:abs():max():item(), name)
-  end
+  expect.close(own, part_of(expected, own), 2e-2, "bf16")
   fails(function()
     local keep = { rank < 2 and "expert.*bias" or "expert.*weight", "norm.*" }
     sharded { units = { ["expert%d"] = { param = "bf16", keep = { keep[1] } },
@@ -268,25 +252,24 @@ if size > 1 then
       ms.fsdp(net, options)
     end
   end
-  local silent = true
-  core.comm_record(true)
-  fails(sharded({ layout = odd and "rows" or "flat" }), "option layout = flat on rank 0",
-    "option layout = rows on rank " .. size - 1)
-  fails(sharded({ strategy = odd and "shard_grad_op" or nil }), "strategy = full_shard on rank 0")
-  fails(sharded({ max_in_flight = odd and 3 or nil }), "max_in_flight = nil on rank 0")
-  fails(sharded({ comm_hook = odd and ms.hooks.bf16_compress() or nil }),
-    "comm_hook = nil on rank 0", "cast bf16")
-  fails(sharded({}, function(net) net.head = ms.nn.Linear(WIDTH, 4) end),
-    "unit 0 \"root\": 'head.weight' [3, 6] f32, trained on rank 0",
-    "'head.weight' [4, 6] f32, trained on rank " .. size - 1)
-  fails(sharded({}, function(net) net.base.bias:requires_grad_(false) end),
-    "'base.bias' [6] f32, trained on rank 0", "frozen on rank " .. size - 1)
-  fails(sharded({ wrap = { names = { odd and "head" or "base" } } }),
-    "'head.weight'", "'base.weight'", "have different models")
-  fails(sharded({ wrap = odd and { class = "Linear" } or { names = { "base" } } }),
-    "'head.weight'", "no further parameter")
-  core.comm_record(false)
-  for _, record in ipairs((core.comm_records())) do silent = silent and record.channel ~= 1 end
+  local silent, list = true, expect.records(function()
+    fails(sharded({ layout = odd and "rows" or "flat" }), "option layout = flat on rank 0",
+      "option layout = rows on rank " .. size - 1)
+    fails(sharded({ strategy = odd and "shard_grad_op" or nil }), "strategy = full_shard on rank 0")
+    fails(sharded({ max_in_flight = odd and 3 or nil }), "max_in_flight = nil on rank 0")
+    fails(sharded({ comm_hook = odd and ms.hooks.bf16_compress() or nil }),
+      "comm_hook = nil on rank 0", "cast bf16")
+    fails(sharded({}, function(net) net.head = ms.nn.Linear(WIDTH, 4) end),
+      "unit 0 \"root\": 'head.weight' [3, 6] f32, trained on rank 0",
+      "'head.weight' [4, 6] f32, trained on rank " .. size - 1)
+    fails(sharded({}, function(net) net.base.bias:requires_grad_(false) end),
+      "'base.bias' [6] f32, trained on rank 0", "frozen on rank " .. size - 1)
+    fails(sharded({ wrap = { names = { odd and "head" or "base" } } }),
+      "'head.weight'", "'base.weight'", "have different models")
+    fails(sharded({ wrap = odd and { class = "Linear" } or { names = { "base" } } }),
+      "'head.weight'", "no further parameter")
+  end)
+  for _, record in ipairs(list) do silent = silent and record.channel ~= 1 end
   assert(silent)
 end
 print(("rank %d is done"):format(rank))

@@ -1,7 +1,6 @@
 -- Run by every rank of fsdp_gathers_spec.lua: before_gather and after_gather, against the same
 -- rounding by hand, bit for bit; what travels; and mistakes.
 local ms = require "moonshard"
-local core = require "moonshard.core"
 local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
 local fails = expect.fails
 local rank, size = ms.rank(), ms.world_size()
@@ -14,9 +13,7 @@ local function new_model()
     ms.nn.LayerNorm(24))
 end
 
-local function input(step, r)
-  return ms.randn { 3, 24, seed = 900 + 10 * step + r, per_rank = false }
-end
+local function input(step, r) return expect.models.input(3, 24, 900 + 10 * step + r) end
 
 -- The values of a flat parameter, each rank's shard rounded by itself.
 local function round_shards(codec, flat, ranks)
@@ -72,10 +69,7 @@ local function check_codec(name, strategy, prefetch)
     wrap = { class = { "Linear", "LayerNorm" } }, strategy = strategy, prefetch = prefetch,
     before_gather = how.before_gather, after_gather = how.after_gather,
   })
-  local exact = expect.whole(model)
-  for item, t in pairs(new_model():state()) do
-    assert((exact[item]:detach() - t:detach()):abs():max():item() == 0, "summon is exact")
-  end
+  expect.same(expect.whole(model), new_model():state(), "summon is exact")
   local gradients, outputs = by_hand(ms.codec(name), UNITS, 1)
   local y = model(input(1, rank))
   local plain = ms.no_grad(function() return new_model()(input(1, rank)) end)
@@ -102,11 +96,8 @@ local function gathered_bytes(options)
   local model = ms.fsdp(new_model(), options)
   local step = function() model(input(2, rank)):sum():backward() end
   step()
-  core.comm_record(true)
-  step()
-  core.comm_record(false)
   local bytes = 0
-  for _, record in ipairs((core.comm_records())) do
+  for _, record in ipairs(expect.records(step)) do
     if record.op == "all_gather" then bytes = bytes + record.payload_bytes end
   end
   return bytes
@@ -196,7 +187,7 @@ local function trains(options, micro)
   local before = expect.whole(model)
   ms.no_grad(function() model(input(9, rank)) end)
   model:reset()
-  assert(expect.difference(before, expect.whole(model)) == 0)
+  expect.close(before, expect.whole(model), 0, "an evaluation changes nothing")
 end
 trains { precision = { param = "bf16" } }
 trains { precision = { param = "bf16" }, full_precision_eval = true, layout = "rows" }

@@ -1,12 +1,10 @@
 -- Hybrid shards on four ranks, two groups of two: what travels in which pass, by the record of
 -- collectives, and what comes out, beside ddp.
 local ms = require "moonshard"
-local core = require "moonshard.core"
 local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
-local difference = expect.difference
+local difference, models = expect.difference, expect.models
 local world, rank, size = ms.world(), ms.rank(), ms.world_size()
 assert(size == 4)
-local shards, replicas = world:levels(2)
 
 local WIDTH, ROWS = 6, 4
 
@@ -16,26 +14,16 @@ local function new_net()
     ms.nn.Linear(WIDTH, 3))
 end
 
-local function shard(how)
-  local o = {
-    strategy = "hybrid_shard", shard_group = shards, replica_group = replicas,
-    wrap = { class = "Linear" },
-  }
-  for name, value in pairs(how or {}) do o[name] = value end
-  return ms.fsdp(new_net(), o)
-end
+local hybrid = { strategy = "hybrid_shard", wrap = { class = "Linear" } }
+local function shard(how) return models.fsdp(new_net(), hybrid, how) end
 
 local function backward(model, i)
-  local x = ms.randn { ROWS, WIDTH, seed = i * 10 + rank, per_rank = false }
-  model(x):square():mean():backward()
+  model(models.input(ROWS, WIDTH, i * 10 + rank)):square():mean():backward()
 end
 
 local function count(f)
-  core.comm_record(true)
-  f()
-  core.comm_record(false)
   local found = setmetatable({}, { __index = function() return 0 end })
-  for _, record in ipairs((core.comm_records())) do
+  for _, record in ipairs(expect.records(f)) do
     -- Hosts tell each other who has a gradient.
     local hosts = record.label == "which parameters have a gradient"
     if not hosts then found[record.op] = found[record.op] + 1 end
@@ -74,9 +62,7 @@ for accumulate, counts in ms.sorted_pairs(reductions) do
     local own, found = train(shard {
       accumulate = accumulate, find_unused = find_unused, layout = find_unused and "rows" or nil,
     })
-    -- 1e-6: sums in another order.
-    local d = difference(own, expected)
-    assert(d <= 1e-6, ("%s: %g"):format(accumulate, d))
+    expect.close(own, expected, 1e-6, accumulate)             -- sums in another order
     counts.all_gather = 18 + (find_unused and found.all_gather - 18 or 0)
     check_counts(accumulate, found, counts)
   end
@@ -96,19 +82,19 @@ do
   local chain = { ms.hooks.reduce { between = ms.hooks.cast { dtype = "bf16" } } }
   local own, found = train(shard { comm_hook = ms.hooks.chain(chain) })
   check_counts("between", found, { all_gather = 18, reduce_scatter = 9, all_reduce = 3 })
-  assert(difference(own, expected) <= 0.02)
+  expect.close(own, expected, 0.02, "between")
   local function quarter(model)
     for _, p in ipairs(model:parameters()) do p:grad():mul_(1 / size) end
   end
   own = train(shard { comm_hook = ms.hooks.reduce { op = "sum" } }, quarter)
-  assert(difference(own, expected) <= 1e-6)
+  expect.close(own, expected, 1e-6, "a sum")
 end
 
 -- A link in Lua may reduce as it likes, so every pass reduces fully.
 do
   local model = shard { comm_hook = function(bucket, next) return next(bucket) end }
   local own, found = train(model)
-  assert(difference(own, expected) <= 1e-6)
+  expect.close(own, expected, 1e-6, "in Lua")
   check_counts("in Lua", found, { all_gather = 18, reduce_scatter = 9, all_reduce = 9 })
   local ok, message = pcall(model.set_replica_sync, model, false)
   assert(not ok and message:find("native links only", 1, true), message)
@@ -154,10 +140,7 @@ do
   local function pass(model, i)
     model(ms.full(i, { ROWS, WIDTH }), i == 1):square():mean():backward()
   end
-  local whole, model = Net(), ms.fsdp(Net(), {
-    strategy = "hybrid_shard", shard_group = shards, replica_group = replicas,
-    wrap = { class = "Linear" },
-  })
+  local whole, model = Net(), models.fsdp(Net(), hybrid)
   local found = count(function() model:accumulate(2, function(i) pass(model, i) end) end)
   check_counts("skipped", found, { all_gather = 6, reduce_scatter = 4, all_reduce = 2 })
   for i = 1, 2 do pass(whole, i) end

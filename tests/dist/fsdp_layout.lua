@@ -1,9 +1,8 @@
 -- What every rank of fsdp_layout_spec.lua runs: units of several modules, and shards of rows,
 -- against models without shards and with flat ones, and the errors of bad options.
 local ms = require "moonshard"
-local core = require "moonshard.core"
 local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
-local fails = expect.fails
+local fails, models = expect.fails, expect.models
 local rank, size = ms.rank(), ms.world_size()
 
 local VOCAB, WIDTH, ROWS, LENGTH, STEPS = 10, 6, 12, 5, 3
@@ -24,10 +23,9 @@ function Tied:forward(x, early)
 end
 
 local function batch(step)
-  local all = ms.randint {
+  return ms.randint {
     ROWS, LENGTH + 1, low = 0, high = VOCAB, seed = 7 + step, per_rank = false,
   }
-  return all
 end
 
 local function loss_of(model, tokens)
@@ -52,15 +50,6 @@ local function train(model, whole)
   return expect.whole(model)
 end
 
--- Sums over ranks are added in another order: rounding of f32.
-local function assert_close(own, expected, what)
-  for name, t in ms.sorted_pairs(expected) do
-    t = t:detach()
-    local d = (own[name]:detach() - t):abs():max():item() / t:abs():max():item()
-    assert(d <= 2e-6, ("%s: %s differs by %g"):format(what, name, d))
-  end
-end
-
 local groups = { names = { "mid%.%d" }, groups = { { "wte", "head" } } }
 
 -- A tied weight whose rows (10) do not divide by 3 or 4 ranks.
@@ -71,17 +60,15 @@ do
     local units = model:units()
     assert(#units == 4 and units[2].name == "wte+head" and #units[2].parameters == 2)
     assert(#units[1].parameters == 2, "the root has the norm")
-    assert_close(train(model), expected, strategy)
+    -- Sums over ranks are added in another order: rounding of f32.
+    expect.close(train(model), expected, 2e-6, strategy)
   end
 end
 
 -- How often a unit's parameters travel in f.
 local function gathers(name, f)
-  core.comm_record(true)
-  f()
-  core.comm_record(false)
   local count = 0
-  for _, record in ipairs((core.comm_records())) do
+  for _, record in ipairs(expect.records(f)) do
     if record.op == "all_gather" and record.label == name then count = count + 1 end
   end
   return count
@@ -127,22 +114,19 @@ do
   end
   -- Whole values, and what is written inside summon.
   local expected = new_tied():state()
-  for name, t in pairs(expect.whole(model)) do
-    assert((t - expected[name]:detach()):abs():max():item() == 0, name)
-  end
+  expect.same(expect.whole(model), expected, "by rows")
   local written = ms.randn { VOCAB, WIDTH, seed = 3, per_rank = false }
   model:summon({}, function() by_name["wte.weight"]:copy_(written) end)
   local kept = expect.whole(model)
   assert((kept["wte.weight"] - written):abs():max():item() == 0)
   assert((kept["mid.1.weight"] - expected["mid.1.weight"]:detach()):abs():max():item() == 0)
   model:load_state(expected)
-  local left = expect.whole(model)["wte.weight"] - expected["wte.weight"]:detach()
-  assert(left:abs():max():item() == 0)
+  expect.same(expect.whole(model), expected, "loaded")
 end
 
 -- Trains with shards. how: micro, clip, scale
 local function train_sharded(options, how)
-  local model = ms.fsdp(new_tied(), options)
+  local model = models.fsdp(new_tied(), options)
   local optimizer = ms.optim.adamw(model, { lr = 0.1 })
   local scaler = how.scale and ms.optim.scaler { init_scale = 8 }
   for step in ms.steps(STEPS) do
@@ -152,10 +136,7 @@ local function train_sharded(options, how)
       if scaler then loss = scaler:scale(loss) end
       loss:backward()
     end)
-    if scaler then scaler:unscale(optimizer) end
-    if how.clip then model:clip_grad_norm(how.clip) end
-    if scaler then scaler:step(optimizer) else optimizer:step() end
-    optimizer:zero_grad()
+    models.finish(model, optimizer, { scaler = scaler, clip = how.clip })
   end
   return expect.whole(model)
 end
@@ -192,9 +173,7 @@ local cases = {
     return hooks.chain { hooks.clip { max_norm = 0.1, scope = "bucket" }, hooks.reduce() }
   end }, {}, 1e-6 },
 }
-local shards, replicas
 if size == 4 then
-  shards, replicas = ms.world():levels(2)
   -- The rank that has an element of the shard adds it to its own gradient in the last pass.
   cases[#cases + 1] = { "hybrid of pairs", { strategy = "hybrid_shard" }, { micro = 2 }, 1e-6 }
   cases[#cases + 1] = { "between", { strategy = "hybrid_shard", comm_hook = function()
@@ -204,11 +183,7 @@ end
 for number, case in ipairs(cases) do
   local name, given, how, most = table.unpack(case)
   local function run(layout)
-    local options = { wrap = groups, layout = layout }
-    for key, value in pairs(given) do options[key] = value end
-    if given.strategy == "hybrid_shard" then
-      options.shard_group, options.replica_group = shards, replicas
-    end
+    local options = models.merged({ wrap = groups, layout = layout }, given)
     if given.comm_hook then options.comm_hook = given.comm_hook() end
     return train_sharded(options, how)
   end
@@ -230,8 +205,7 @@ if size == 4 then
     return next(bucket)
   end
   train_sharded({
-    wrap = groups, layout = "rows", strategy = "hybrid_shard", shard_group = shards,
-    replica_group = replicas,
+    wrap = groups, layout = "rows", strategy = "hybrid_shard",
     comm_hook = hooks.reduce { between = hooks.chain { watch, hooks.reduce() } },
   }, {})
   assert(seen["wte.weight"] and seen["norm.bias"])
@@ -278,11 +252,8 @@ end
 -- in the pair. The values are those of full shards.
 if size == 4 then
   local function records(f)
-    core.comm_record(true)
-    f()
-    core.comm_record(false)
     local found = setmetatable({}, { __index = function() return 0 end })
-    for _, record in ipairs((core.comm_records())) do
+    for _, record in ipairs(expect.records(f)) do
       if record.op == "all_gather" then
         local key = record.label .. " " .. record.wire_bytes
         found[key] = found[key] + 1

@@ -3,7 +3,7 @@
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local size = ms.world_size()
-local takes = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua").takes
+local shared = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
 
 local WIDTH <const>, UNITS <const>, ROWS <const> = 32, 12, 4
 
@@ -61,8 +61,7 @@ local function measure(how)
     else trained[#trained + 1] = item.parameter end
   end
   local options = { wrap = { class = "Block" }, prefetch = "none" }
-  for key, value in pairs(how.options or {}) do options[key] = value end
-  local model = ms.fsdp(inner, options)
+  local model = shared.models.fsdp(inner, options, how.options)
   local optimizer, x = ms.optim.adamw(trained, { lr = 1e-3 }), ms.ones { ROWS, WIDTH }:keep()
   local before, reserved
   for step in ms.steps(8) do
@@ -165,6 +164,6 @@ for i, case in ipairs {
   {}, { freeze = true }, { options = { prefetch = "backward_pre" } },
   { options = { strategy = "shard_grad_op" } },
 } do
-  if takes(i, 2) then check(case) end
+  if shared.takes(i, 2) then check(case) end
 end
 print(("rank %d: memory is the sum of its parts"):format(ms.rank()))

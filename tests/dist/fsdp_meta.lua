@@ -2,7 +2,7 @@
 -- unit have the bits that they have without it, and no rank holds more than its shards and a unit.
 local ms = require "moonshard"
 local core = require "moonshard.core"
-local expect = dofile(debug.getinfo(1, "S").source:sub(2):match "^(.*/)" .. "expect.lua")
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
 local nn, fails = ms.nn, expect.fails
 local rank, size = ms.rank(), ms.world_size()
 
@@ -232,4 +232,4 @@ do
   fails(one { ignored = { "[" } }, "fsdp: ignored[1]", "is no pattern")
 end
 
-if rank == 0 then print "done" end
+print(("rank %d is done"):format(rank))

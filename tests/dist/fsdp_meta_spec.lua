@@ -8,9 +8,7 @@ describe("fsdp of models on meta", function()
   for ranks = 1, command.full and 4 or 3 do
     local way = ranks == 2 and " --thread-ranks" or ""
     it(("makes the bits that they have without it, on %d ranks%s"):format(ranks, way), function()
-      local out = command.succeed(folder,
-        ("run '%s/tests/dist/fsdp_meta.lua' -n %d%s"):format(command.source, ranks, way))
-      assert.is_truthy(out:find "done")
+      command.on_ranks("fsdp_meta", ranks .. way)
     end)
   end
 

@@ -2,7 +2,7 @@
 -- zero_grad, as in one process that computes the losses of all ranks. The others are nil, so decay
 -- and momentum leave them where they are.
 local ms = require "moonshard"
-local expect = dofile(os.getenv "MOONSHARD_SOURCE" .. "/tests/dist/expect.lua")
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
 
 local WIDTH <const>, STEPS <const> = 3, 4
 local size, rank = ms.world_size(), ms.rank()
@@ -56,7 +56,7 @@ local makers = {
 }
 
 local function input(step, i, r)
-  return ms.randn { 2, WIDTH, seed = 100 * step + 10 * i + r, per_rank = false }
+  return expect.models.input(2, WIDTH, 100 * step + 10 * i + r)
 end
 
 -- Names of the parameters that have a gradient after each step.
@@ -83,9 +83,6 @@ local function reference(pattern, make, passes)
   return net:state(), seen
 end
 
-local within, across
-if size == 4 then within, across = ms.world():levels(2) end
-
 local ways = {
   ddp = { passes = 2, ddp = true },
   full = { passes = 1 },
@@ -108,11 +105,9 @@ end
 
 local function wrapped(way)
   if way.ddp then return ms.ddp(new_net(), { find_unused = true }) end
-  local hybrid = way.strategy == "hybrid_shard"
-  return ms.fsdp(new_net(), {
+  return expect.models.fsdp(new_net(), {
     wrap = { class = "Inner" }, strategy = way.strategy, layout = way.layout,
     find_unused = way.find_unused, accumulate = way.accumulate, precision = way.precision,
-    shard_group = hybrid and within or nil, replica_group = hybrid and across or nil,
     comm_hook = way.hook and ms.hooks.clip { max_norm = 1e9, scope = "global" } or nil,
   })
 end
@@ -151,8 +146,7 @@ for how, way in ms.sorted_pairs(ways) do
           end
         end
         -- Sums in another order; AdamW divides them by their own size, which bf16 rounds.
-        local most = expect.difference(expect.whole(model), expected)
-        assert(most <= (way.precision and 5e-2 or 2e-5), ("%s: %g"):format(what, most))
+        expect.close(expect.whole(model), expected, way.precision and 5e-2 or 2e-5, what)
       end
     end
   end

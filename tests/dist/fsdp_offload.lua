@@ -3,61 +3,21 @@
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
-local fails = expect.fails
+local fails, same, models = expect.fails, expect.same, expect.models
 local rank, size = ms.rank(), ms.world_size()
 local hooks = ms.hooks
 
-local shards, replicas
-if size == 4 then shards, replicas = ms.world():levels(2) end
+local function new_model() return models.gpt2 { vocab = 17 } end
 
-local function tokens(step, part)
-  return ms.randint {
-    4, 8, low = 0, high = 17, seed = 60 + 100 * (part or 0) + 8 * step + rank, per_rank = false,
-  }
-end
-
-local function new_model(recompute)
-  ms.seed(1)
-  return ms.nn.gpt2 {
-    vocab = 17, context = 8, layers = 2, width = 16, heads = 2, recompute = recompute,
-  }
-end
-
--- Some steps. how: run(model, pass) instead of one pass; policy; clip; scale: of a loss scaler.
+-- Some steps. how: see models.train.
 local function train(options, how, offload)
-  local o = { offload = offload }
-  for name, value in pairs(options) do o[name] = value end
-  local model = ms.fsdp(new_model(how.recompute), o)
-  local optimizer, norms = ms.optim.adamw(model, { lr = 1e-2 }), {}
-  if how.policy then optimizer:overlap(model, how.policy) end
-  local scaler = how.scale and ms.optim.scaler { init_scale = how.scale }
-  for step in ms.steps(expect.full and 3 or 2) do
-    local function pass(part)
-      local x = tokens(step, part)
-      local loss = model(x):to "f32":cross_entropy(x)
-      if scaler then loss = scaler:scale(loss) end
-      loss:backward()
-    end
-    if how.run then how.run(model, pass) else pass() end
-    if scaler then scaler:unscale(optimizer) end
-    if how.clip then norms[step] = model:clip_grad_norm(how.clip):item() end
-    if scaler then scaler:step(optimizer) else optimizer:step() end
-    optimizer:zero_grad()
-  end
+  how.steps = expect.full and 3 or 2
+  local model, norms = models.train(how, { offload = offload }, options)
   local found = expect.whole(model)
   local memory = ms.memory()
   assert(offload and memory.offload_live > 0 or not offload and memory.offload_live == 0)
   model:unwrap()
   return found, norms
-end
-
-local function same(what, found, expected)
-  for name, t in pairs(expected) do
-    if not found[name]:eq(t):all():item() then
-      error(("rank %d: %s: %s differs by %g"):format(rank, what, name,
-        (found[name] - t):abs():max():item()), 2)
-    end
-  end
 end
 
 local strategies = {
@@ -66,9 +26,7 @@ local strategies = {
   { strategy = "full_shard", find_unused = true },
 }
 if size == 4 then
-  strategies[#strategies + 1] = {
-    strategy = "hybrid_shard", shard_group = shards, replica_group = replicas,
-  }
+  strategies[#strategies + 1] = { strategy = "hybrid_shard" }
   strategies[#strategies + 1] = { reshard_after_forward = 2 }
 end
 local low = { param = "bf16", reduce = "bf16", keep = { ".*ln.*" } }
@@ -88,7 +46,7 @@ local ways = {
   end } },
   { "looked at", { precision = { param = "bf16" }, full_precision_eval = true }, {
     run = function(model, pass)
-      local x = tokens(0)
+      local x = models.tokens(0)
       local loss = model(x):to "f32":cross_entropy(x)
       model:summon({ writeback = false }, function(list)
         for _, p in ipairs(list) do assert(p:dtype() == "f32") end
@@ -110,13 +68,11 @@ for _, accumulate in ipairs { "local", "shard", "all" } do
   end
 end
 local function compare(strategy, way)
-  local options = {}
-  for name, value in pairs(strategy) do options[name] = value end
-  for name, value in pairs(way[2]) do options[name] = value end
+  local options = models.merged(strategy, way[2])
   local what = ("%s, %s"):format(strategy.strategy or "near", way[1])
   local expected, norms = train(options, way[3], nil)
   local found, offloaded = train(options, way[3], "cpu")
-  same(what, found, expected)
+  same(found, expected, what)
   for step, norm in pairs(norms) do assert(norm == offloaded[step], what) end
 end
 -- 5 i + k: 3 and 4 ranks together have each of the ways, and each of the strategies.
@@ -135,8 +91,7 @@ local function two_layers() return ms.nn.Sequential(ms.nn.Linear(6, 7), ms.nn.Li
 local function check_memory(strategy, precision)
   local before = live()
   local options = { offload = "cpu", precision = precision, wrap = { class = "Linear" } }
-  for name, value in pairs(strategy) do options[name] = value end
-  local model = ms.fsdp(two_layers(), options)
+  local model = models.fsdp(two_layers(), options, strategy)
   local optimizer = ms.optim.adamw(model, { lr = 1e-2 })
   for _ in ms.steps(2) do
     model(ms.ones { 2, 6 }):to "f32":sum():backward()
@@ -163,29 +118,25 @@ end
 
 -- States and files, and what is written in summon.
 for _, strategy in ipairs(strategies) do
-  local options = { offload = "cpu" }
-  for name, value in pairs(strategy) do options[name] = value end
-  local model = ms.fsdp(new_model(), options)
-  same("state", expect.whole(model), new_model():state())
+  local model = models.fsdp(new_model(), { offload = "cpu" }, strategy)
+  same(expect.whole(model), new_model():state(), "state")
   model:summon({ grads = true }, function(list) for _, p in ipairs(list) do p:mul_(2) end end)
   local doubled = new_model():state()
   for _, t in pairs(doubled) do ms.no_grad(function() t:mul_(2) end) end
-  same("written", expect.whole(model), doubled)
+  same(expect.whole(model), doubled, "written")
   model:load_state(new_model():state())
-  same("loaded", expect.whole(model), new_model():state())
-  local x = tokens(0)
+  same(expect.whole(model), new_model():state(), "loaded")
+  local x = models.tokens(0)
   model(x):cross_entropy(x):backward()
   local inner = model:unwrap()
-  same("unwrapped", inner:state(), new_model():state())
+  same(inner:state(), new_model():state(), "unwrapped")
 end
 -- Made on "meta".
 do
   local function make() return ms.device("meta", new_model) end
   for _, strategy in ipairs(strategies) do
-    local options = { offload = "cpu" }
-    for name, value in pairs(strategy) do options[name] = value end
-    local model = ms.fsdp(make(), options)
-    same("meta", expect.whole(model), new_model():state())
+    local model = models.fsdp(make(), { offload = "cpu" }, strategy)
+    same(expect.whole(model), new_model():state(), "meta")
     model:unwrap()
   end
 end

@@ -58,13 +58,10 @@ local configs = {
   partly = function(net) return ms.fsdp(net, { ignored = { "embed" } }) end,
 }
 if size == 4 then
-  local within, across = world:levels(2)
   for name, strategy in pairs { hybrid = "hybrid_shard", hybrid2 = "hybrid_shard_zero2" } do
     configs[name] = function(net)
-      return ms.fsdp(net, {
-        strategy = strategy, shard_group = within, replica_group = across,
-        layout = name == "hybrid" and "rows" or nil,
-      })
+      local layout = name == "hybrid" and "rows" or nil
+      return expect.models.fsdp(net, { strategy = strategy, layout = layout })
     end
   end
 end

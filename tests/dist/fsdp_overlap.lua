@@ -2,16 +2,13 @@
 -- all strategies, against the plain loop; links that need all gradients of a pass; and statistics
 -- against the ledger. how=...: what is refused.
 local ms = require "moonshard"
-local core = require "moonshard.core"
 local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
-local fails = expect.fails
+local fails, difference, models = expect.fails, expect.difference, expect.models
 local hooks, nn, optim = ms.hooks, ms.nn, ms.optim
 local options = ms.config { how = "agree" }
 local rank, size = ms.rank(), ms.world_size()
 
--- Pairs of ranks that share a copy, where there are four.
-local shards, replicas
-if size == 4 then shards, replicas = ms.world():levels(2) end
+local shards = models.pairs_of_ranks()
 
 -- Units "first", "seldom", "mid", "never"; the root has the rest. One bias is frozen.
 local Net = nn.class "Net"
@@ -36,10 +33,7 @@ end
 
 local wrap = { names = { "first", "seldom", "mid", "never" } }
 local function sharded(model, strategy, more)
-  local o = { strategy = strategy, wrap = wrap }
-  if strategy:match "^hybrid" then o.shard_group, o.replica_group = shards, replicas end
-  for name, value in pairs(more or {}) do o[name] = value end
-  return ms.fsdp(model, o)
+  return models.fsdp(model, { strategy = strategy, wrap = wrap }, more)
 end
 
 local function input(step, i) return ms.randn { 4, 8, seed = 1000 * rank + 10 * step + i } end
@@ -67,16 +61,6 @@ local function train(prepare, how)
     if how.skip == step then opt:zero_grad() elseif opt then opt:step() end
   end
   return expect.whole(net)
-end
-
-local function difference(a, b)
-  local most = 0
-  for name, t in pairs(a) do
-    local d, scale = (t - b[name]):abs():max():item(), b[name]:abs():max():item()
-    assert(d == d, name .. " is nan")
-    most = math.max(most, scale > 0 and d / scale or d)
-  end
-  return most
 end
 
 --------------------------------------------------------------------------------- moments of steps
@@ -114,8 +98,7 @@ local function ways(kind, strategy, more)
   end
   for name, steps in pairs { linked = true, linked_without_step = false } do
     list[name] = function(model)
-      local opt, o = kinds[kind](model), { comm_hook = nil }
-      for key, value in pairs(more or {}) do o[key] = value end
+      local opt, o = kinds[kind](model), models.merged(more)
       o.comm_hook = hooks.chain { hooks.then_optimizer { optimizer = opt }, o.comm_hook }
       return sharded(model, strategy, o), steps and opt or nil
     end
@@ -233,14 +216,11 @@ end
 
 -- 1e-5: sums of squares in another order, at most six steps.
 local function near(what, prepare, how, want)
-  local d = difference(train(prepare, how), want)
-  assert(d <= 1e-5, ("%s: weights differ by %g"):format(what, d))
+  expect.close(train(prepare, how), want, 1e-5, what)
 end
 
 local function with_hook(kind, strategy, hook, more)
-  local o = { comm_hook = hook }
-  for name, value in pairs(more or {}) do o[name] = value end
-  return plain(kind, strategy, o)
+  return plain(kind, strategy, models.merged({ comm_hook = hook }, more))
 end
 
 -- A chain of native links, and one that runs in Lua: in turns, or in long ranges both.
@@ -331,12 +311,11 @@ local function check_counts(strategy, more, expected)
   local opt = kinds.sgd(net)
   local stats
   for step in ms.steps(3) do
-    core.comm_record(true)
-    net(input(step, 1), expected.also):square():mean():backward()
-    opt:step()
-    core.comm_record(false)
     local calls, payload, wire, reductions = {}, 0, 0, 0
-    for _, record in ipairs((core.comm_records())) do
+    for _, record in ipairs(expect.records(function()
+      net(input(step, 1), expected.also):square():mean():backward()
+      opt:step()
+    end)) do
       calls[record.op] = (calls[record.op] or 0) + 1
       if record.channel == 1 then
         reductions, payload = reductions + 1, payload + record.payload_bytes

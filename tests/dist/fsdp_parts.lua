@@ -1,7 +1,7 @@
 -- A parameter of a sharded model outside of its unit: what takes a rank's piece for the whole
 -- parameter is refused, and what is right of a piece is not.
 local ms = require "moonshard"
-local expect = dofile(os.getenv "MOONSHARD_SOURCE" .. "/tests/dist/expect.lua")
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
 local rank = ms.rank()
 
 local Net = ms.nn.class "Net"

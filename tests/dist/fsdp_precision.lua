@@ -3,7 +3,7 @@
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
-local fails = expect.fails
+local fails, clear, mean, models = expect.fails, expect.clear, expect.models.mean, expect.models
 local rank, size = ms.rank(), ms.world_size()
 
 -- A layer that is used twice, and a scale and a buffer in the root. dtypes: what forward saw.
@@ -20,9 +20,7 @@ function Net:forward(x)
   return { h * self.scale:to(h:dtype()) + self.shift }
 end
 
-local function input(step, r)
-  return ms.randn { 4, 8, seed = 300 + 10 * step + r, per_rank = false }
-end
+local function input(step, r) return models.input(4, 8, 300 + 10 * step + r) end
 
 -- What `first` and `tied` have in a pass of rank r by hand: gradients as backward leaves them.
 -- keep: the scale stays f32.
@@ -39,20 +37,6 @@ local function pass_by_hand(net, step, r, dtype, keep)
   local gradients = {}
   for name, p in pairs(low) do gradients[name] = p:grad() end
   return gradients
-end
-
--- The mean over the ranks of what they send, which is rounded to `sent` once. As the core does it:
--- each rank's numbers times 1 / ranks, added in f32 in order of ranks. Of f16 and three ranks:
--- halves are added, and their sum is divided by 1.5.
-local function mean(of_ranks, sent)
-  local split = sent == "f16" and size == 3
-  local sum
-  for r = 1, size do
-    local share = of_ranks[r]:to "f32" * (split and 0.5 or 1 / size)
-    sum = sum and sum + share or share
-  end
-  sum = sum:to(sent)
-  return (split and sum / 1.5 or sum):to "f32"
 end
 
 -- Reduced gradients by name after passes on all ranks. sums = "sent": passes add up on their rank
@@ -84,29 +68,8 @@ local function by_hand(net, steps, dtype, sent, how)
   return result
 end
 
-local function clear(model) for _, p in ipairs(model:parameters()) do p:set_grad(nil) end end
-
--- Whole parameters of a sharded model, on every rank.
-local function weights_of(model)
-  local found = {}
-  model:summon({ writeback = false }, function()
-    for _, item in ipairs(model:named_parameters()) do
-      found[item.name] = item.parameter:detach():clone()
-    end
-  end)
-  return found
-end
-
--- Whole gradients of a sharded model, in summon.
-local function gradients_of(model)
-  local found = {}
-  model:summon({ writeback = false, grads = true }, function()
-    for _, item in ipairs(model:named_parameters()) do
-      found[item.name] = item.parameter:grad():clone()
-    end
-  end)
-  return found
-end
+local weights_of = expect.parameters
+local function gradients_of(model) return expect.parameters(model, true) end
 
 local function check(model, expected, what)
   for name, g in pairs(gradients_of(model)) do
@@ -123,11 +86,8 @@ end
 
 -- What a pass sends: op -> dtype, and bytes.
 local function sent_by(f)
-  core.comm_record(true)
-  f()
-  core.comm_record(false)
   local dtypes, bytes = {}, {}
-  for _, record in ipairs((core.comm_records())) do
+  for _, record in ipairs(expect.records(f)) do
     dtypes[record.op] = dtypes[record.op] or {}
     dtypes[record.op][record.dtype] = true
     bytes[record.op] = (bytes[record.op] or 0) + record.payload_bytes
@@ -142,9 +102,7 @@ local ways = {
 }
 local function shard(way, precision, more, net)
   local o = { wrap = { names = { "first", "tied" } }, precision = precision }
-  for name, value in pairs(way) do o[name] = value end
-  for name, value in pairs(more or {}) do o[name] = value end
-  return ms.fsdp(net or Net(), o)
+  return models.fsdp(net or Net(), o, way, more)
 end
 
 -- Each dtype of computing with each of reducing. Two steps: shards are cast again after a step.

@@ -3,68 +3,25 @@
 -- have the bits of the plainest one.
 local ms = require "moonshard"
 local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
-local fails = expect.fails
+local fails, same, models = expect.fails, expect.same, expect.models
 local rank, size = ms.rank(), ms.world_size()
 local hooks = ms.hooks
 
 local STEPS <const> = expect.full and 3 or 2
-local function tokens(step, part)
-  return ms.randint {
-    4, 8, low = 0, high = 17, seed = 60 + 100 * (part or 0) + 8 * step + rank, per_rank = false,
-  }
-end
+local tokens = models.tokens
+local function new_model() return models.gpt2 { vocab = 17 } end
 
-local function new_model(recompute)
-  ms.seed(1)
-  return ms.nn.gpt2 {
-    vocab = 17, context = 8, layers = 2, width = 16, heads = 2, recompute = recompute,
-  }
-end
+local low_param = { precision = { param = "bf16", output = "f32" } }
+local function shard(options) return models.fsdp(new_model(), low_param, options) end
 
-local function shard(options, how)
-  local o = { precision = { param = "bf16", output = "f32" } }
-  for name, value in pairs(options or {}) do o[name] = value end
-  return ms.fsdp(new_model(how and how.recompute), o)
-end
-
--- how: run(model, pass, step) instead of one pass; policy; scale: of a loss scaler; optimizer: made
--- before wrapping. Returns whole weights, and the models last outputs.
+-- Returns whole weights. how: see models.train.
 local function train(options, how)
   how = how or {}
-  local model = shard(options, how)
-  local optimizer = how.optimizer or ms.optim.adamw(model, { lr = 1e-2 })
-  if how.policy then optimizer:overlap(model, how.policy) end
-  local scaler = how.scale and ms.optim.scaler { init_scale = how.scale }
-  for step in ms.steps(STEPS) do
-    local function pass(part)
-      local x = tokens(step, part)
-      local loss = model(x):cross_entropy(x)
-      if scaler then loss = scaler:scale(loss) end
-      loss:backward()
-    end
-    if how.run then how.run(model, pass, step) else pass() end
-    if scaler then
-      scaler:unscale(optimizer)
-      scaler:step(optimizer)
-    elseif not how.stepped then optimizer:step() end
-    optimizer:zero_grad()
-  end
+  how.steps = STEPS
+  local model = models.train(how, low_param, options)
   local found = expect.whole(model)
   model:unwrap()
   return found
-end
-
-local function same(what, found, expected)
-  for name, t in pairs(expected) do
-    if not found[name]:eq(t):all():item() then
-      error(("rank %d: %s: %s differs by %g"):format(rank, what, name,
-        (found[name] - t):abs():max():item()), 2)
-    end
-  end
-end
-local function close(what, found, expected, tolerance)
-  local d = expect.difference(found, expected)
-  assert(d <= tolerance, ("%s: %g"):format(what, d))
 end
 
 ------------------------------------------------------------------------- ways that keep all bits
@@ -85,9 +42,9 @@ for what, options in ms.sorted_pairs {
   ["groups of blocks"] = { wrap = { groups = { { "h%.%d" } } } },
 } do
   number = number + 1
-  if expect.takes(number, 4) then same(what, train(options), plain) end
+  if expect.takes(number, 4) then same(train(options), plain, what) end
   if expect.takes(number + 2, 4) then
-    same(what .. ", recomputed", train(options, { recompute = true }), plain)
+    same(train(options, { recompute = true }), plain, what .. ", recomputed")
   end
 end
 for _, reduce in ipairs { "f32", "bf16" } do
@@ -96,10 +53,10 @@ for _, reduce in ipairs { "f32", "bf16" } do
   for i, policy in ipairs { "in_backward", "deferred" } do
     local takes_shards = expect.takes(i + (reduce == "f32" and 0 or 1), 2)
     options.strategy = nil
-    if takes_shards then same(policy, train(options, { policy = policy }), expected) end
+    if takes_shards then same(train(options, { policy = policy }), expected, policy) end
     options.strategy = "no_shard"
     if expect.full or not takes_shards then
-      same(policy .. ", no shards", train(options, { policy = policy }), expected)
+      same(train(options, { policy = policy }), expected, policy .. ", no shards")
     end
   end
 end
@@ -120,24 +77,24 @@ do
     own:step()
     own:zero_grad()
   end
-  same("an optimizer in the chain", expect.whole(model), expect.whole(classic))
+  same(expect.whole(model), expect.whole(classic), "an optimizer in the chain")
 end
 
 -- Joined ranks with as many inputs, and passes that add up.
-same("joined", train(nil, { run = function(model, pass)
+same(train(nil, { run = function(model, pass)
   model:join({ divisor = "live" }, pass)
-end }), plain)
+end }), plain, "joined")
 local twice = train({ accumulate = "local" },
   { run = function(model, pass) model:accumulate(2, pass) end })
-same("no_sync", train(nil, { run = function(model, pass)
+same(train(nil, { run = function(model, pass)
   model:no_sync(function() pass(1) end)
   pass(2)
-end }), twice)
+end }), twice, "no_sync")
 -- Summing shards of two reductions rounds elsewhere: AdamW's first steps do not depend on sizes, so
 -- a number near 0 moves by up to the rate. 0.02: two steps of 1e-2 of weights of 1.
 for _, accumulate in ipairs { "shard", "all" } do
-  close(accumulate, train({ accumulate = accumulate },
-    { run = function(model, pass) model:accumulate(2, pass) end }), twice, 0.05)
+  expect.close(train({ accumulate = accumulate },
+    { run = function(model, pass) model:accumulate(2, pass) end }), twice, 0.05, accumulate)
 end
 
 -- Looking at whole parameters, or evaluating, inside of a pass changes nothing.
@@ -157,12 +114,12 @@ for i, options in ipairs { {}, { full_precision_eval = true }, { strategy = "sha
     { prefetch = "both", full_precision_eval = true }, { prefetch = "forward" },
     { strategy = "no_shard", full_precision_eval = true },
     { layout = "rows", full_precision_eval = true, keep_low_precision_grads = true } } do
-  if expect.takes(i, 2) then same("looked at", train(options, { run = looking }), plain) end
+  if expect.takes(i, 2) then same(train(options, { run = looking }), plain, "looked at") end
 end
 
 -- A power of two as loss scale changes no bit of bf16.
-same("scaled", train(nil, { scale = 8 }), plain)
-same("low gradients in f32", train { keep_low_precision_grads = true }, plain)
+same(train(nil, { scale = 8 }), plain, "scaled")
+same(train { keep_low_precision_grads = true }, plain, "low gradients in f32")
 
 ------------------------------------------------------------------------------------------- chains
 
@@ -185,9 +142,6 @@ local function seen_by(precision, link)
   end
   return text, found
 end
-local function equal_lists(a, b)
-  for i, t in ipairs(a) do assert(t:eq(b[i]):all():item(), "gradient " .. i) end
-end
 local low = { param = "bf16", reduce = "bf16", output = "f32" }
 assert(seen_by(low) == "bf16 bf16")
 assert(seen_by { param = "bf16", output = "f32" } == "f32 f32")
@@ -199,13 +153,12 @@ do
     local model = shard { precision = precision, comm_hook = hooks.fp16_compress() }
     local x = tokens(0)
     model(x):cross_entropy(x):backward()
-    local found = {}
-    for _, p in ipairs(model:parameters()) do found[#found + 1] = p:grad():clone() end
+    local found = expect.gradients(model)
     model:unwrap()
     return found
   end
-  equal_lists(gradients { output = "f32", reduce = "bf16" }, gradients { output = "f32" })
-  equal_lists(gradients(low), gradients { param = "bf16", output = "f32" })
+  same(gradients { output = "f32", reduce = "bf16" }, gradients { output = "f32" }, "f32 gradients")
+  same(gradients(low), gradients { param = "bf16", output = "f32" }, "bf16 gradients")
 end
 
 -- Clipping in the chain, where results are held to the end, scales what clip_grad_norm would: the
@@ -254,10 +207,8 @@ for name, make in ms.sorted_pairs {
     for step = 1, 2 do
       local x = tokens(step)
       model(x):cross_entropy(x):backward()
-      for i, p in ipairs(model:parameters()) do
-        found[step .. " " .. i] = p:grad():clone()
-        p:set_grad(nil)
-      end
+      for i, g in ipairs(expect.gradients(model)) do found[step .. " " .. i] = g end
+      expect.clear(model)
     end
     model:unwrap()
     return found

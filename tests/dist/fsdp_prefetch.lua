@@ -1,7 +1,7 @@
 -- What every rank of fsdp_prefetch_spec.lua runs: gathers ahead by modes and by plans. Whatever is
 -- planned, losses are those of the default bit by bit, and gathers come in the order of the plan.
 local ms = require "moonshard"
-local expect = dofile(debug.getinfo(1, "S").source:sub(2):match "^(.*/)" .. "expect.lua")
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
 local nn, fails = ms.nn, expect.fails
 local rank, size = ms.rank(), ms.world_size()
 local cfg = ms.config { plans = 20 }
@@ -67,7 +67,7 @@ local function gathers(net, f)
     number[unit.index == 0 and "root" or unit.name] = unit.index
   end
   local list = {}
-  for _, call in ipairs(expect.calls(f)) do
+  for _, call in ipairs(expect.records(f)) do
     if call.op == "all_gather" then list[#list + 1] = number[call.label] end
   end
   return list
@@ -387,4 +387,4 @@ for number, one in ipairs(bad) do
   end
 end
 
-if rank == 0 then print "done" end
+print(("rank %d is done"):format(rank))

@@ -11,9 +11,7 @@ describe("fsdp's prefetches", function()
     local way = ranks == 2 and " --thread-ranks" or ""
     local plans = full and 200 or ranks == 2 and 6 or 2
     it(("have the default's bits, on %d ranks%s"):format(ranks, way), function()
-      local out = command.succeed(folder, ("run '%s/tests/dist/fsdp_prefetch.lua' -n %d%s plans=%d")
-        :format(command.source, ranks, way, plans))
-      assert.is_truthy(out:find "done")
+      command.on_ranks("fsdp_prefetch", ranks .. way, "plans=" .. plans)
     end)
   end
 

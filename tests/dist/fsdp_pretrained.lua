@@ -3,7 +3,7 @@
 -- shards and a unit, or reads more than its shards; and the folder is written again as it was.
 local ms = require "moonshard"
 local core = require "moonshard.core"
-local expect = dofile(debug.getinfo(1, "S").source:sub(2):match "^(.*/)" .. "expect.lua")
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
 local cfg = ms.config { folder = "" }
 local nn, fails = ms.nn, expect.fails
 local rank, size, world = ms.rank(), ms.world_size(), ms.world()
@@ -47,8 +47,7 @@ for i, path in ipairs(folders) do
   local expected = assert(nn.pretrained(path)):state()
   local function check(strategy, number)
     local what = ("%s, %s, way %d"):format(path, strategy, number)
-    local options = { strategy = strategy }
-    for key, value in pairs(ways[number]) do options[key] = value end
+    local options = expect.models.merged({ strategy = strategy }, ways[number])
     local model = ms.fsdp(open(path), options)
     for _, p in ipairs(model:parameters()) do assert(p:device() ~= "meta") end
     expect.same(expect.whole(model), expected, what)

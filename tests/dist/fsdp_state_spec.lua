@@ -6,30 +6,22 @@ local folder
 before_each(function() folder = command.folder() end)
 after_each(function() command.remove(folder) end)
 
-local function on_ranks(ranks, script, arguments)
-  local out = command.succeed(folder, ("run '%s/tests/dist/%s.lua' -n %d %s")
-    :format(command.source, script, ranks, arguments or ""))
-  for rank = 0, ranks - 1 do
-    assert.truthy(out:find(("rank %d is done"):format(rank), 1, true), out)
-  end
-end
-
 describe("fsdp's states", function()
   local function in_folder() return ("folder='%s'"):format(folder) end
   local function way(is_threads) return is_threads and " --thread-ranks" or "" end
   -- 4 ranks have all kinds of groups. In short ranges they are threads for optimizers' states.
   for _, ranks in ipairs(full and { 1, 2, 3, 4 } or { 1, 4 }) do
     it(("are right on %d ranks"):format(ranks), function()
-      on_ranks(ranks, "fsdp_state", in_folder() .. way(ranks == 3))
+      command.on_ranks("fsdp_state", ranks .. way(ranks == 3), in_folder())
     end)
     it(("of optimizers are right on %d ranks"):format(ranks), function()
-      on_ranks(ranks, "fsdp_optimizer_state", way(ranks == (full and 3 or 4)))
+      command.on_ranks("fsdp_optimizer_state", ranks .. way(ranks == (full and 3 or 4)))
     end)
   end
   it("need no more than a rank's part and two units", function()
     local model = full and "layers=12 width=768 heads=12 vocab=50257" or ""
     for _, ranks in ipairs(full and { 2, 4 } or { 3 }) do
-      on_ranks(ranks, "fsdp_state_memory", in_folder() .. " " .. model)
+      command.on_ranks("fsdp_state_memory", tostring(ranks), in_folder() .. " " .. model)
       os.execute(("rm -rf '%s/model' '%s/run'"):format(folder, folder))
     end
   end)

@@ -3,11 +3,9 @@
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
-local fails = expect.fails
+local fails, same, models = expect.fails, expect.same, expect.models
 local rank, size = ms.rank(), ms.world_size()
-
-local shards, replicas
-if size == 4 then shards, replicas = ms.world():levels(2) end
+local shards = models.pairs_of_ranks()
 
 local cases = {
   {}, { layout = "rows" }, { offload = "cpu" }, { offload = "cpu", layout = "rows" },
@@ -16,7 +14,7 @@ local cases = {
 }
 if size == 4 then
   cases = {
-    { strategy = "hybrid_shard", shard_group = shards, replica_group = replicas },
+    { strategy = "hybrid_shard" },
     { reshard_after_forward = 2, layout = "rows" },
     -- Parameters of one rank alone beside others, so that a unit has both.
     { group_of = function(_, name) if name == "2.bias" then return shards:split { { 0 }, { 1 } } end
@@ -27,14 +25,14 @@ end
 -- Three units with parameters; those of the second are the most.
 local function new_model(options)
   ms.seed(1)
-  local o = { wrap = { class = "Linear" } }
-  for name, value in pairs(options) do o[name] = value end
-  return ms.fsdp(ms.nn.Sequential(ms.nn.Linear(6, 7), ms.nn.Linear(7, 65), ms.nn.Linear(65, 3)), o)
+  local net = ms.nn.Sequential(ms.nn.Linear(6, 7), ms.nn.Linear(7, 65), ms.nn.Linear(65, 3))
+  return models.fsdp(net, { wrap = { class = "Linear" } }, options)
 end
 
-local function backward(model)
-  model(ms.randn { 4, 6, seed = 50 + rank, per_rank = false }):to "f32":square():mean():backward()
+local function loss_of(model)
+  return model(models.input(4, 6, 50 + rank)):to "f32":square():mean()
 end
+local function backward(model) loss_of(model):backward() end
 
 local function memory()
   core.collect()
@@ -118,12 +116,6 @@ local function check_memory(model, options, what)
   equal(what .. ": all is given back", live - before + offloaded - outside, 0)
 end
 
-local function same(what, found, expected)
-  for name, t in pairs(expected) do
-    assert(found[name]:eq(t):all():item(), ("rank %d: %s: %s"):format(rank, what, name))
-  end
-end
-
 -- Copies of whole gradients.
 local function gradients(model, options)
   local found = {}
@@ -148,8 +140,8 @@ for number, options in ipairs(cases) do
       p:mul_(3)
     end
   end)
-  same(what .. ", looked at", seen, whole)
-  same(what .. ", not written", expect.whole(model), whole)
+  same(seen, whole, what .. ", looked at")
+  same(expect.whole(model), whole, what .. ", not written")
   for _, one in ipairs { model, other } do
     one:summon({ offload = one == model and "cpu" or nil, names = { "1.weight" } }, function(list)
       equal(what .. ": names", #list, 1)
@@ -158,25 +150,23 @@ for number, options in ipairs(cases) do
   end
   local written = expect.whole(other)
   assert(not written["1.weight"]:eq(whole["1.weight"]):all():item())
-  same(what .. ", written", expect.whole(model), written)
+  same(expect.whole(model), written, what .. ", written")
 
   -- Gradients, and a look between forward and backward.
   backward(other)
-  local x = ms.randn { 4, 6, seed = 50 + rank, per_rank = false }
-  local loss = model(x):to "f32":square():mean()
+  local loss = loss_of(model)
   model:summon({ offload = "cpu", writeback = false }, function(list)
-    same(what .. ", in a pass", { [list[1]:name()] = list[1] }, { [list[1]:name()] =
-      written[list[1]:name()] })
+    same({ list[1] }, { written[list[1]:name()] }, what .. ", in a pass")
   end)
   loss:backward()
   local expected = gradients(other, { writeback = false })
-  same(what .. ", gradients", gradients(model, { offload = "cpu", writeback = false }), expected)
+  same(gradients(model, { offload = "cpu", writeback = false }), expected, what .. ", gradients")
   for _, one in ipairs { model, other } do
     one:summon({ offload = one == model and "cpu" or nil, grads = true }, function(list)
       for _, p in ipairs(list) do p:grad():mul_(4) end
     end)
   end
-  same(what .. ", gradients written", gradients(model, {}), gradients(other, {}))
+  same(gradients(model, {}), gradients(other, {}), what .. ", gradients written")
 
   -- Training goes on as if nothing had been looked at.
   for _, one in ipairs { model, other } do
@@ -186,7 +176,7 @@ for number, options in ipairs(cases) do
     backward(one)
     optimizer:step()
   end
-  same(what .. ", trained", expect.whole(model), expect.whole(other))
+  same(expect.whole(model), expect.whole(other), what .. ", trained")
   model:unwrap()
   other:unwrap()
 end

@@ -4,7 +4,8 @@
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
-local fails = expect.fails
+local fails, mean, whole, models = expect.fails, expect.models.mean, expect.parameters,
+  expect.models
 local options = ms.config { folder = "" }
 local rank, size = ms.rank(), ms.world_size()
 
@@ -45,9 +46,7 @@ function Net:forward(x)
   return x * self.scale:to(x:dtype()) + self.offset:to(x:dtype())
 end
 
-local function input(step, r)
-  return ms.randn { 3, WIDTH, seed = 500 + 10 * step + r, per_rank = false }
-end
+local function input(step, r) return models.input(3, WIDTH, 500 + 10 * step + r) end
 
 local function unit_of(name)
   local module = name:match "^(.*)%.[^.]+$" or ""
@@ -119,18 +118,6 @@ local function pass_by_hand(net, units, step, r)
   return y:detach(), gradients, seen
 end
 
--- As the core does it: see fsdp_precision.lua.
-local function mean(of_ranks, sent)
-  local split = sent == "f16" and size == 3
-  local sum
-  for r = 1, size do
-    local share = of_ranks[r]:to "f32" * (split and 0.5 or 1 / size)
-    sum = sum and sum + share or share
-  end
-  sum = sum:to(sent)
-  return (split and sum / 1.5 or sum):to "f32"
-end
-
 -- Gradients after reduced passes of these steps, and this rank's last result.
 local function by_hand(net, units, steps)
   local total, y, seen = {}, nil, nil
@@ -178,12 +165,6 @@ local function draw_options(name)
   return o
 end
 
-local function copy(o)
-  local made = {}
-  for key, value in pairs(o) do made[key] = value end
-  return made
-end
-
 -- Ways of saying it: a function; names; names and patterns, with the root's for the rest.
 local forms = {
   function(units)
@@ -197,7 +178,7 @@ local forms = {
     return { units = by_name }
   end,
   function(units)
-    local o = copy(units[""] or {})
+    local o = models.merged(units[""])
     o.units = {
       first = units.first or false, ["one.*"] = units["one+two"] or false,
       ["outer%.i.*"] = units["outer.inner"] or false, outer = units.outer or false,
@@ -219,24 +200,9 @@ local function shard(units, form, way, net)
     wrap = { names = { "first", "outer", "outer.inner" }, groups = { { "one", "two" } } },
     precision = form(units),
   }
-  for name, value in pairs(way) do o[name] = value end
+  o = models.merged(o, way)
   o.recompute = nil
-  if o.strategy == "hybrid_shard" then
-    o.shard_group, o.replica_group = ms.world():levels(2)
-  end
-  return ms.fsdp(net or Net(way.recompute), o)
-end
-
-local function whole(model, gradients)
-  local found = {}
-  model:summon({ writeback = false, grads = gradients }, function()
-    for _, item in ipairs(model:named_parameters()) do
-      local p = item.parameter
-      assert(p:dtype() == "f32")
-      found[item.name] = (gradients and p:grad() or p:detach()):clone()
-    end
-  end)
-  return found
+  return models.fsdp(net or Net(way.recompute), o)
 end
 
 local function module_at(net, name)
@@ -352,11 +318,9 @@ local mixed = {
 -- Gathers and reductions send what the units say, each in its dtypes.
 if size > 1 then
   local model = shard(mixed, forms[1], {})
-  core.comm_record(true)
-  model(input(0, rank)):sum():backward()
-  core.comm_record(false)
   local sent = {}
-  for _, record in ipairs((core.comm_records())) do
+  local function pass() model(input(0, rank)):sum():backward() end
+  for _, record in ipairs(expect.records(pass)) do
     local key = record.op .. " " .. record.dtype
     sent[key] = (sent[key] or 0) + record.payload_bytes
   end
@@ -388,7 +352,7 @@ end
 -- Evaluation in full precision has the bits of the model without shards, and training those of
 -- before. The outputs of units are not cast then; the model's are.
 for _, way in ipairs { {}, { strategy = "no_shard" }, { layout = "rows", find_unused = true } } do
-  local units = copy(mixed)
+  local units = models.merged(mixed)
   units.first = { param = "f16", output = "bf16", buffer = "f16" }
   local model, alone = shard(units, forms[2], { full_precision_eval = true,
     strategy = way.strategy, layout = way.layout, find_unused = way.find_unused }), Net()
@@ -447,7 +411,7 @@ do
   model:join({}, function()
     for step = 1, rank + 1 do model(input(step, rank)):sum():backward() end
   end)
-  for _, p in ipairs(model:parameters()) do p:set_grad(nil) end
+  expect.clear(model)
   model:accumulate(3, function(i) model(input(i, rank)):to "f32":square():sum():backward() end)
   local fresh = Net()
   for name, g in pairs((by_hand(fresh, mixed, { 1, 2, 3 }))) do

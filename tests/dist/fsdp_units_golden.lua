@@ -4,6 +4,7 @@
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
+local whole = expect.parameters
 local options = ms.config { folder = "" }
 local rank = ms.rank()
 
@@ -117,17 +118,6 @@ local function holding(t)
   return table.concat(list, " ")
 end
 
-local function whole(model, gradients)
-  local found = {}
-  model:summon({ writeback = false, grads = gradients }, function()
-    for _, item in ipairs(model:named_parameters()) do
-      local p = item.parameter
-      found[item.name] = (gradients and p:grad():to "f32" or p:detach()):clone()
-    end
-  end)
-  return found
-end
-
 local function check_seen(case, model, expected, when)
   for _, name in ipairs(UNITS) do
     local module = model.module
@@ -150,12 +140,10 @@ local function run(case, form, way)
     if own then start[own] = value end
   end
   net:load_state(start)
-  local o = {
+  local model = expect.models.fsdp(net, {
     wrap = { names = { "layers%.%d", "layers%.2%.inner" } }, precision = precision,
     full_precision_eval = true, broadcast_buffers = false,
-  }
-  for name, value in pairs(way) do o[name] = value end
-  local model = ms.fsdp(net, o)
+  }, way)
   local optimizer = ms.optim.sgd(model, { lr = 0.05, momentum = 0.5 })
   local function rows(of, step)
     return of[step + 1]:narrow(1, rank * manifest.rows + 1, manifest.rows)
@@ -169,6 +157,7 @@ local function run(case, form, way)
       check_seen(case, model, case.seen, "training")
       for name, g in pairs(whole(model, true)) do
         local golden = t["grad." .. name]
+        g = g:to "f32"
         near(case, "grad." .. name, g, golden)
         assert(holding(g) == holding(golden), ("%s: the gradient of %s is in %s, PyTorch's in %s")
           :format(case.case, name, holding(g), holding(golden)))

@@ -50,10 +50,7 @@ for number, kind in ipairs { "gpt2", "llama" } do
     ways[#ways + 1] = { name = "hybrid", how = { strategy = "hybrid_shard" } }
   end
   local function check_way(way)
-    if way.name == "hybrid" then
-      way.how.shard_group, way.how.replica_group = ms.world():levels(2)
-    end
-    local model = ms.fsdp(make(kind), way.how)
+    local model = expect.models.fsdp(make(kind), way.how)
     local function check(what)
       same(model:generate(ids, { count = count, temperature = 0 }), text, way.name .. what)
       same(model:generate(ids, { count = count, seed = 5 + rank, top_k = 4 }), drawn,

@@ -41,7 +41,6 @@ local function reduced(hook, options)
     for i, p in ipairs(model:parameters()) do
       result[#result + 1] = p:grad():clone():keep()
       p:set_grad(nil)
-
     end
   end
   model:unwrap()
@@ -114,8 +113,7 @@ local number = 0
 
 -- The link, native or in Lua, inside the chain that surrounds it.
 local function build(case, twin, around)
-  local options = {}
-  for key, value in pairs(case[2] or {}) do options[key] = value end
+  local options = expect.models.merged(case[2])
   number = number + 1
   if twin then options.name = ("twin %d"):format(number) end
   local function make(name, given)
@@ -350,8 +348,7 @@ for _, twin in ipairs { false, true } do
       if not twin then return hooks[name](given) end
       number = number + 1
       local named = { name = ("before %d"):format(number) }
-      for key, value in pairs(given) do named[key] = value end
-      return require("moonshard.hooks." .. name)(named)
+      return require("moonshard.hooks." .. name)(expect.models.merged(named, given))
     end
     local both = hooks.chain { make("error_feedback", {}), make(inner, options) }
     close("error_feedback before " .. inner, reduced(both), reduced(make(inner, options)), 0)
@@ -520,7 +517,7 @@ for _, case in ipairs {
     { bucket_bytes = 1, comm_hook = hooks.chain(case[1]) })
   for t in ms.steps(4) do
     model(draws(t, rank, { { 5, 15 }, { 30 } })):backward()
-    for _, p in ipairs(model:parameters()) do p:set_grad(nil) end
+    expect.clear(model)
   end
   core.synchronize()
   local stats, ms_sum, exposed = model:stats(), 0, 0
@@ -541,9 +538,7 @@ end
 -- The bits of what the native links gave.
 local text = {}
 for _, case in ipairs(native) do
-  for _, t in ipairs(case.none or {}) do
-    for _, x in ipairs(t:reshape(-1):to_table()) do text[#text + 1] = ("%a"):format(x) end
-  end
+  for _, t in ipairs(case.none or {}) do text[#text + 1] = expect.bits { t } end
 end
 io.stdout:write(("rank %d is done, gradients %x\n"):format(rank,
   core.hash(table.concat(text, " "))))

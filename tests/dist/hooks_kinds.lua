@@ -3,6 +3,8 @@
 -- bucket.
 local ms = require "moonshard"
 local core = require "moonshard.core"
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
+local fails = expect.fails
 local hooks, world, rank = ms.hooks, ms.world(), ms.rank()
 
 local SHAPES, NAMES = { { 6, 5 }, { 13 }, { 4, 8 } }, { "a", "b", "c" }
@@ -56,8 +58,7 @@ local cases = {
 }
 local number = 0
 local function build(case, twin)
-  local options = {}
-  for key, value in pairs(case[2] or {}) do options[key] = value end
+  local options = expect.models.merged(case[2])
   number = number + 1
   if twin then options.name = ("twin of kinds %d"):format(number) end
   local function make(name, given)
@@ -138,13 +139,6 @@ reduced("hybrid", between(function(bucket, next)
 end))
 
 -- The result of a chain is checked on every kind of bucket; a chain that cannot work is refused.
-local function fails(f, ...)
-  local ok, message = pcall(f)
-  assert(not ok, "it did not fail")
-  for _, text in ipairs { ... } do
-    assert(tostring(message):find(text, 1, true), ("'%s' lacks '%s'"):format(message, text))
-  end
-end
 for _, name in ipairs { "all_reduce", "post_local_sgd" } do
   for _, make in ipairs { hooks[name], (require("moonshard.hooks." .. name)) } do
     fails(function()

@@ -8,19 +8,10 @@ after_each(function() command.remove(folder) end)
 
 local ways = { processes = "", threads = " --thread-ranks" }
 
-local function on_ranks(file, ranks, arguments)
-  local out = command.succeed(folder,
-    ("run '%s/tests/dist/%s' -n %d %s"):format(command.source, file, ranks, arguments))
-  for rank = 0, ranks - 1 do
-    assert.truthy(out:find(("rank %d is done"):format(rank), 1, true), out)
-  end
-  return out
-end
-
 describe("native links", function()
   for _, ranks in ipairs { 1, 3, 4, command.full and 2 or nil } do
     it(("do what their twins in Lua do on %d ranks"):format(ranks), function()
-      on_ranks("hooks.lua", ranks, ranks % 2 == 1 and "" or "--thread-ranks")
+      command.on_ranks("hooks", ranks .. (ranks % 2 == 1 and "" or " --thread-ranks"))
     end)
   end
 end)
@@ -28,7 +19,7 @@ end)
 describe("native links on sharded buckets", function()
   it("do what their twins in Lua do", function()
     for _, arguments in ipairs { ways.processes, command.full and ways.threads or nil } do
-      on_ranks("hooks_kinds.lua", 4, arguments)
+      command.on_ranks("hooks_kinds", "4" .. arguments)
     end
   end)
 end)
@@ -76,11 +67,11 @@ describe("what links remember", function()
     it("is saved by each rank and loaded by any number of them, as " .. name, function()
       for saved = name == "threads" and 1 or 2, name == "threads" and 3 or 2 do
         local where = (" folder='%s/%d'"):format(folder, saved)
-        on_ranks("hooks_state.lua", saved, way .. where)
+        command.on_ranks("hooks_state", saved .. way, where)
         -- Of threads those of another number, or in long ranges any.
         for ranks = 1, 3 do
           if command.full or name == "processes" or ranks == saved % 3 + 1 then
-            on_ranks("hooks_state.lua", ranks, ("%s %s saved=%d"):format(way, where, saved))
+            command.on_ranks("hooks_state", ranks .. way, ("%s saved=%d"):format(where, saved))
           end
         end
       end

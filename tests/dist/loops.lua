@@ -3,6 +3,7 @@
 -- sharded, and once plainly; the weights must be bitwise equal. folder: for checkpoints; force: Lua
 -- code that changes the drawn loop `c`, to debug one.
 local ms = require "moonshard"
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
 local hooks, nn, optim = ms.hooks, ms.nn, ms.optim
 local o = ms.config { first = 1, count = 10, folder = "", force = "" }
 local rank, world = ms.rank(), ms.world()
@@ -25,16 +26,8 @@ function Net:forward(x, mask, recomputed)
   return x
 end
 
-local heavy = optim.define {
-  name = "heavy_ball",
-  defaults = { momentum = 0.9 },
-  step_param = function(p, grad, state, group, step)
-    state.velocity = state.velocity or p:zeros_like()
-    state.velocity:mul_(group.momentum):add_(grad)
-    p:add_(state.velocity, -group.lr / (step + 1))
-  end,
-}
-local makers = { adamw = optim.adamw, sgd = optim.sgd, rmsprop = optim.rmsprop, heavy = heavy }
+local makers = { adamw = optim.adamw, sgd = optim.sgd, rmsprop = optim.rmsprop }
+makers.heavy = expect.models.heavy()
 
 -------------------------------------------------------------------------------------------- drawing
 
@@ -113,11 +106,9 @@ local function mixed(c)
   end }
 end
 
-local changing_plan = dofile((debug.getinfo(1, "S").source:match "^@(.*)loops%.lua$")
-  .. "changing_plan.lua")
-
 local function changing(c)
-  return ms.buckets { name = "changing", every = 1 + c.seed % 2, plan = changing_plan }
+  local plan = expect.models.changing_plan
+  return ms.buckets { name = "changing", every = 1 + c.seed % 2, plan = plan }
 end
 
 local function link_of(c)
@@ -290,12 +281,9 @@ local function train(c, early)
       end
     end)
   end
-  local bits = {}
-  for _, p in ipairs(t.model:parameters()) do
-    for _, x in ipairs(p:to "f32":reshape(-1):to_table()) do bits[#bits + 1] = ("%a"):format(x) end
-  end
+  local bits = expect.bits(t.model:parameters())
   t.net:unwrap()
-  return table.concat(bits, " ")
+  return bits
 end
 
 -- Loaded states that wait for models and links that are made later.

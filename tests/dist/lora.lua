@@ -2,7 +2,7 @@
 -- frozen weights is reduced; adapters are saved, read and merged from shards.
 local ms = require "moonshard"
 local core = require "moonshard.core"
-local expect = dofile(debug.getinfo(1, "S").source:sub(2):match "^(.*/)" .. "expect.lua")
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
 local cfg = ms.config { folder = "" }
 local nn = ms.nn
 local rank, size, world = ms.rank(), ms.world_size(), ms.world()
@@ -73,8 +73,7 @@ for kind, path in ms.sorted_pairs(bases) do
       })
     end, options)
     -- The norm of all gradients is summed over shards, so its last bits differ from ddp's.
-    local most = expect.difference(adapters, expected)
-    assert(most <= 1e-5, ("%s: %g"):format(what, most))
+    expect.close(adapters, expected, 1e-5, what)
     expect.same(own, plain, what)
     if way > 1 then model:unwrap() end
   end
@@ -108,11 +107,11 @@ do
       for _, n in ipairs(p:full_shape()) do count = count * n end
       if p:requires_grad() then trained = trained + 4 * count end
     end
-    model(ids:narrow(2, 1, 8)):cross_entropy(ids:narrow(2, 2, 8)):backward()
-    core.comm_record(true)
-    model(ids:narrow(2, 1, 8)):cross_entropy(ids:narrow(2, 2, 8)):backward()
-    core.comm_record(false)
-    for _, record in ipairs((core.comm_records())) do
+    local function pass()
+      model(ids:narrow(2, 1, 8)):cross_entropy(ids:narrow(2, 2, 8)):backward()
+    end
+    pass()
+    for _, record in ipairs(expect.records(pass)) do
       if record.op == "all_reduce" or record.op == "reduce_scatter" then
         total = total + record.count * 4
       end
@@ -192,8 +191,7 @@ for _, ways in ipairs { { ms.fsdp, ms.ddp }, { ms.ddp, ms.fsdp } } do
     end
     return found
   end
-  local most = expect.difference(go_on(from, optimizer), go_on(into, other))
-  assert(most <= 1e-6, ("after a checkpoint: %g"):format(most))
+  expect.close(go_on(from, optimizer), go_on(into, other), 1e-6, "after a checkpoint")
   -- Ranks of a sharded model generate together.
   local text = into:generate(ms.tensor({ 1, 2 }, "i64"), { count = 4, temperature = 0 }):to_table()
   assert(#text == 4)

@@ -39,10 +39,8 @@ local function make(name, dtype)
   return model, optimizer, step
 end
 
-local function whole(model) return expect.whole(model) end
-
 local function all_are(model, value, what)
-  for name, t in pairs(whole(model)) do
+  for name, t in pairs(expect.whole(model)) do
     local low, high = t:min():item(), t:max():item()
     assert(low == value and high == value,
       ("%s, rank %d: '%s' is %g to %g, not %g"):format(what, rank, name, low, high, value))
@@ -179,7 +177,7 @@ for _, order in ipairs { { "adam", "net" }, { "net", "opt" } } do
     steps(again, with, 1)
     assert(ms.checkpoint.load(path, things(again, with)))
     steps(again, with, 4)
-    expect.same(whole(again), whole(model), name)
+    expect.same(expect.whole(again), expect.whole(model), name)
     for i, p in ipairs(again:parameters()) do
       local a = with.slots[p].state.master
       local b = optimizer.slots[model:parameters()[i]].state.master

@@ -4,7 +4,7 @@
 local ms = require "moonshard"
 local rank, size = ms.rank(), ms.world_size()
 local INF <const>, NAN <const> = math.huge, 0 / 0
-local expect = dofile(debug.getinfo(1, "S").source:sub(2):match "^(.*/)" .. "expect.lua")
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
 
 local function same(a, b) return a == b or a ~= a and b ~= b end
 

@@ -2,35 +2,14 @@
 -- and averagers compared with numbers computed by hand. how=other_group: sharded over other ranks
 -- than those of the join; how=more_here: ranks without inputs have another optimizer.
 local ms = require "moonshard"
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
+local bits, make_model, heavy = expect.bits, expect.models.layers, expect.models.heavy()
 local hooks, nn, optim = ms.hooks, ms.nn, ms.optim
 local options = ms.config { how = "all" }
 local rank, size, world = ms.rank(), ms.world_size(), ms.world()
 
-local heavy = optim.define {
-  name = "heavy_ball",
-  defaults = { momentum = 0.9 },
-  step_param = function(p, grad, state, group, step)
-    state.velocity = state.velocity or p:zeros_like()
-    state.velocity:mul_(group.momentum):add_(grad)
-    p:add_(state.velocity, -group.lr / (step + 1))
-  end,
-}
-
-local function make_model()
-  ms.seed(1)
-  return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4))
-end
-
 local function pass(net, step)
   net(ms.randn { 4, 8, seed = 1000 * rank + step }):square():mean():backward()
-end
-
-local function bits(tensors)
-  local list = {}
-  for _, t in ipairs(tensors) do
-    for _, x in ipairs(t:reshape(-1):to_table()) do list[#list + 1] = ("%a"):format(x) end
-  end
-  return table.concat(list, " ")
 end
 
 local function same(a, b, what) if a ~= b then error(what .. ": not the same bits", 2) end end

@@ -6,11 +6,9 @@ before_each(function() folder = command.folder() end)
 after_each(function() command.remove(folder) end)
 
 describe("plans", function()
-  for name, way in pairs { processes = "-n 2", threads = "-n 3 --thread-ranks" } do
+  for name, way in pairs { processes = "2", threads = "3 --thread-ranks" } do
     it("give the weights of the plain loop on ranks that are " .. name, function()
-      local out = command.succeed(folder,
-        ("run '%s/tests/dist/overlap.lua' %s"):format(command.source, way))
-      assert.truthy(out:find("rank 1 is done", 1, true), out)
+      command.on_ranks("overlap", way)
     end)
   end
 

@@ -1,7 +1,7 @@
 -- What every rank of planes_spec.lua runs: a convolutional net under ddp and fsdp, whose weights
 -- must be those of one rank on the whole batch.
 local ms = require "moonshard"
-local expect = dofile(debug.getinfo(1, "S").source:sub(2):match "^(.*/)" .. "expect.lua")
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
 local nn = ms.nn
 local rank, size = ms.rank(), ms.world_size()
 local ROWS <const> = 8
@@ -39,16 +39,7 @@ local function train(wrap, options)
     optimizer:step()
     optimizer:zero_grad()
   end
-  local weights = {}
-  for name, t in pairs(expect.whole(model)) do weights[name] = t:detach():clone() end
-  return weights
-end
-
-local function near(what, a, b, tolerance)
-  local most = expect.difference(a, b)
-  if most > tolerance then
-    error(("%s: weights are %g of the largest apart, %g is allowed"):format(what, most, tolerance))
-  end
+  return expect.whole(model)
 end
 
 local function sharded(model)
@@ -61,8 +52,8 @@ local function alone(model) return model end
 for _, options in ipairs { {}, { recompute = true }, { dtype = "bf16" } } do
   local copied, shards = train(ms.ddp, options), train(sharded, options)
   if size == 2 then expect.same(shards, copied, "fsdp") end
-  near("fsdp", shards, copied, options.dtype and 1e-3 or 2e-6)
+  expect.close(shards, copied, options.dtype and 1e-3 or 2e-6, "fsdp")
   options.whole = true
-  near("one rank", train(alone, options), copied, options.dtype and 1e-3 or 2e-6)
+  expect.close(train(alone, options), copied, options.dtype and 1e-3 or 2e-6, "one rank")
 end
 print(("rank %d is done"):format(rank))

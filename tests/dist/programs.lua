@@ -3,13 +3,11 @@
 -- parameters, steps that are skipped, nan and inf, uneven inputs, accumulation, and optimizers that
 -- step in backward. Weights and norms are those of one process.
 local ms = require "moonshard"
-local expect = dofile(os.getenv "MOONSHARD_SOURCE" .. "/tests/dist/expect.lua")
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
 local cfg = ms.config { programs = 10, seed = 1, only = 0 }
 
 local WIDTH <const>, BLOCKS <const>, STEPS <const>, ROWS <const> = 5, 3, 3, 2
-local world, size, rank = ms.world(), ms.world_size(), ms.rank()
-local within, across
-if size == 4 then within, across = world:levels(2) end
+local size, rank = ms.world_size(), ms.rank()
 
 ------------------------------------------------------------------------------------------- drawing
 
@@ -118,7 +116,7 @@ local function optimizer_of(p, model)
 end
 
 local function loss_of(p, model, step, pass, r)
-  local x = ms.randn { ROWS, WIDTH, seed = 1000 * step + 100 * pass + r, per_rank = false }
+  local x = expect.models.input(ROWS, WIDTH, 1000 * step + 100 * pass + r)
   local bad = p.bads[step]
   if bad and bad.rank == r and bad.pass == pass then x = x * bad.value end
   return model(x, p.uses[step][pass][r]):square():mean() / p.passes
@@ -180,16 +178,14 @@ local function by_all(p, model)
 end
 
 local function wraps(p)
-  local hybrid = p.strategy == "hybrid_shard"
   return {
     ddp = function(net)
       return ms.ddp(net, { find_unused = true, bucket_bytes = p.bucket })
     end,
     fsdp = function(net)
-      return ms.fsdp(net, {
+      return expect.models.fsdp(net, {
         strategy = p.strategy, layout = p.layout, accumulate = p.accumulate,
         find_unused = p.uneven_units, wrap = { class = p.wrap }, prefetch = p.prefetch,
-        shard_group = hybrid and within or nil, replica_group = hybrid and across or nil,
       })
     end,
   }

@@ -80,10 +80,9 @@ local wraps = {
   rows = function(m, hook) return ms.fsdp(m, { comm_hook = hook, layout = "rows" }) end,
 }
 if size == 4 then
-  local shards, replicas = ms.world():levels(2)
   wraps.between = function(m, hook)
-    return ms.fsdp(m, { strategy = "hybrid_shard", shard_group = shards, replica_group = replicas,
-      comm_hook = hooks.reduce { between = hook } })
+    hook = hooks.reduce { between = hook }
+    return expect.models.fsdp(m, { strategy = "hybrid_shard", comm_hook = hook })
   end
 end
 

@@ -1,7 +1,7 @@
 -- A step of ms.train whose passes and ranks have different numbers of targets, against one large
 -- batch on one rank, under each strategy.
 local ms = require "moonshard"
-local expect = dofile(os.getenv "MOONSHARD_SOURCE" .. "/tests/dist/expect.lua")
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
 
 local PASSES <const>, ROWS <const>, TIME <const>, CLASSES <const> = 3, 2, 4, 8
 local ranks, rank = ms.world_size(), ms.rank()
@@ -90,7 +90,7 @@ local function train(name, wrap, options)
   return expect.whole(model), result.loss
 end
 
-local function with(o) return function(net) return ms.fsdp(net, o) end end
+local function with(o) return function(net) return expect.models.fsdp(net, o) end end
 local units = { class = "Linear" }
 local strategies = {
   ddp = function(net) return ms.ddp(net) end,
@@ -102,10 +102,7 @@ local strategies = {
 }
 if ranks == 1 then strategies = { plain = function(net) return net end, strategies.full_shard } end
 if ranks == 4 then
-  local within, across = ms.world():levels(2)
-  strategies.hybrid = with {
-    strategy = "hybrid_shard", wrap = units, shard_group = within, replica_group = across,
-  }
+  strategies.hybrid = with { strategy = "hybrid_shard", wrap = units }
 end
 
 local wanted, wanted_loss = reference(true)

@@ -3,13 +3,13 @@
 --
 --     lua5.4 tests/lint/structure.lua BUILD NM NINJA CC [OBJDUMP]
 --
--- It runs in the source folder, on a build by GCC. With an empty NINJA the compiler's own lists of
+-- It runs in the source folder, on a build by GCC. If NINJA is "none", the compiler's own lists of
 -- dependencies are read (*.o.d). What the compiler knows is asked of it: which file an #include
 -- names, which functions a header declares, which fields a struct has.
 
 local knots = dofile((arg[0]:gsub("[^/]*$", "knots.lua")))
 local sorted_keys = knots.sorted_keys
-local build, nm, ninja, cc, objdump = arg[1], arg[2], arg[3] or "", arg[4] or "cc",
+local build, nm, ninja, cc, objdump = arg[1], arg[2] or "nm", arg[3] or "ninja", arg[4] or "cc",
   arg[5] or "objdump"
 
 -- Files that may reach each other. A header and the source of its name are one file.
@@ -30,6 +30,11 @@ local HEADERS = {
   ["engine/exec/cuda/task.h"] = 3,     -- for the same reason
 }
 
+-- Structs whose pointers to functions are not counted as fields.
+local TABLES = {
+  ms_cuda = true,     -- a field for each function of NVIDIA's driver that is called
+}
+
 -- Headers in C++, which only the kernels of GPUs include. The C compiler cannot read them.
 local NOT_C = {}
 for name in ("device gelu order scan sine tile"):gmatch("%S+") do
@@ -42,8 +47,25 @@ for name in ("cpu cuda sim isa shm mpi nccl fake cluster none"):gmatch("%S+") do
   BACKENDS[name] = true
 end
 
--- Base names that several folders have for one subject: name -> these folders, and the subject.
+-- Base names that several folders have for one subject: name -> these folders, without those of
+-- backends, and the subject. A further folder with the name is reported.
 local SUBJECTS = {
+  backend = { "engine/ops engine/optim", "the functions of a device: of kernels, of optimizers" },
+  backends = { "engine/ops engine/optim", "which functions belong to the engine's device" },
+  clip = { "engine/hook/links engine/optim", "gradients are scaled to a norm" },
+  copy = { "engine/exec engine/ops", "copies: of storages, of tensors" },
+  graphs = { "engine/comm engine/comm/transport", "collectives that are launched as graphs" },
+  load = {
+    "engine/comm engine/comm/transport engine/exec", "a library that is loaded at run time",
+  },
+  oob = { "engine/comm engine/comm/control", "numbers out of band" },
+  pass = { "engine/ddp engine/fsdp", "a forward and its backward" },
+  reduce = {
+    "engine/comm engine/fsdp engine/hook/links engine/ops", "sums: over ranks, in a tensor",
+  },
+  shm = {
+    "engine/comm/control engine/comm/transport", "the table of functions over shared memory",
+  },
 }
 
 local problems = 0
@@ -110,7 +132,7 @@ end
 
 -- Calls visit(object, files) for each object of the build, with the files of which it was made.
 local function each_object(visit)
-  if ninja ~= "" then
+  if ninja ~= "none" then
     local object, list
     for line in output("'%s' -C '%s' -t deps", ninja, build):gmatch("[^\n]*") do
       local head = line:match("^(%S.*): #deps ")
@@ -158,7 +180,8 @@ end
 local function read_definitions(objects, scratch)
   local list = {}
   for object in pairs(objects) do
-    if io.open(build .. "/" .. object) then list[#list + 1] = object .. "\n" end
+    local file <close> = io.open(build .. "/" .. object)
+    if file then list[#list + 1] = object .. "\n" end
   end
   write(scratch .. "/objects", table.concat(list))
   local definitions = {}
@@ -219,14 +242,14 @@ local function compile_headers(scratch)
     local messages = output("'%s' %s -w -g -gdwarf-4 -fno-eliminate-unused-debug-types -aux-info \z
       %s.aux -c %s.c -o %s.o 2>&1", cc, flags, stem, stem, stem)
     if messages ~= "" then
-      report("%s: its headers do not compile together as C: %s: let each include what it needs, or \z
-        list the one for kernels in NOT_C", folder,
+      report("%s: its headers do not compile together as C: %s: let each include what it needs, \z
+        or list the one for kernels in NOT_C", folder,
         (messages:match("[^\n]*error[^\n]*") or messages):gsub("\n.*", ""))
     else
       objects[#objects + 1] = stem .. ".o"
     end
-    for path, line in (read(stem .. ".aux") or ""):gmatch("/%* (%S-):%d+:%u+ %*/ (extern [^\n]*)")
-    do
+    local lines = read(stem .. ".aux") or ""
+    for path, line in lines:gmatch("/%* (%S-):%d+:%u+ %*/ (extern [^\n]*)") do
       path = inside(path)
       local name = line:match("([%a_][%w_]*) %([^*]")
       if path and name then
@@ -254,29 +277,32 @@ local function files_of(dump)
 end
 
 local PASSING = {
-  DW_TAG_typedef = true, DW_TAG_const_type = true, DW_TAG_volatile_type = true,
-  DW_TAG_atomic_type = true, DW_TAG_array_type = true,
+  typedef = true, const_type = true, volatile_type = true, atomic_type = true, array_type = true,
 }
 
--- Whether a member's type is bool, or an array of bools, in a table of entries by their offsets.
-local function is_bool(entries, entry)
-  while entry and PASSING[entry.tag] do entry = entries[entry.type] end
-  return entry and entry.tag == "DW_TAG_base_type" and (entry.name == "_Bool")
+-- What a member is, in a table of entries by their offsets: the entry of its type without names,
+-- qualifiers and dimensions.
+local function type_of(entries, entry)
+  repeat entry = entries[entry.type] until not entry or not PASSING[entry.tag]
+  return entry or {}
 end
 
--- Calls visit(name, file number, line, fields, bools) for each struct in the dump of an object's
--- debug information. A struct without a name of its own has that of its type, or none.
+-- Calls visit(struct, file number) for each struct in the dump of an object's debug information. A
+-- struct has name, line, fields, functions (fields that are pointers to functions) and bools. A
+-- struct without a name of its own has that of its type, or none.
 local function each_struct(dump, visit)
+  local HEAD = "^ <(%x+)><(%x+)>: Abbrev Number: %d+ %(DW_TAG_([%w_]+)%)"
   local entries, structs, open, entry = {}, {}, {}, nil
   for line in dump:gmatch("[^\n]+") do
-    local depth, offset, tag = line:match("^ <(%x+)><(%x+)>: Abbrev Number: %d+ %((DW_TAG_[%w_]+)%)")
+    local depth, offset, tag = line:match(HEAD)
     if depth then
       depth = tonumber(depth, 16)
       entry = { tag = tag }
       entries[offset], open[depth] = entry, entry
-      if tag == "DW_TAG_structure_type" then
-        entry.members, structs[#structs + 1] = {}, entry
-      elseif tag == "DW_TAG_member" and open[depth - 1].members then
+      if tag == "structure_type" then
+        entry.members = {}
+        structs[#structs + 1] = entry
+      elseif tag == "member" and open[depth - 1].members then
         table.insert(open[depth - 1].members, entry)
       end
     elseif entry then
@@ -293,34 +319,39 @@ local function each_struct(dump, visit)
     end
   end
   for _, user in pairs(entries) do
-    local used = user.tag == "DW_TAG_typedef" and entries[user.type]
+    local used = user.tag == "typedef" and entries[user.type]
     if used and used.members then used.name = used.name or user.name end
   end
   for _, struct in ipairs(structs) do
-    local bools = 0
+    local bools, functions = 0, 0
     for _, member in ipairs(struct.members) do
-      if is_bool(entries, entries[member.type]) then bools = bools + 1 end
+      local kind = type_of(entries, member)
+      if kind.tag == "base_type" and (kind.name == "_Bool" or kind.name == "bool") then
+        bools = bools + 1
+      elseif kind.tag == "pointer_type" and type_of(entries, kind).tag == "subroutine_type" then
+        functions = functions + 1
+      end
     end
-    visit(struct.name, struct.file, struct.line, #struct.members, bools)
+    visit({
+      name = struct.name or "a struct", line = struct.line or 0, fields = #struct.members,
+      functions = functions, bools = bools,
+    }, struct.file)
   end
 end
 
--- Structs of private headers, as { file, line, name, fields, bools }, in the order of files.
+-- Structs of private headers, each with its file, in the order of files and lines.
 local function read_structs(objects)
   local found, seen = {}, {}
   for _, object in ipairs(objects) do
     local names = files_of(output("'%s' --dwarf=rawline '%s'", objdump, object))
-    each_struct(output("'%s' --dwarf=info '%s'", objdump, object),
-      function(name, number, line, fields, bools)
-        local path = number and inside(names[number] or "")
-        local place = path and ("%s:%d"):format(path, line or 0)
-        if place and not seen[place] and not is_public(path) then
-          seen[place] = true
-          found[#found + 1] = {
-            file = path, line = line or 0, name = name or "a struct", fields = fields, bools = bools,
-          }
-        end
-      end)
+    each_struct(output("'%s' --dwarf=info '%s'", objdump, object), function(struct, number)
+      struct.file = number and inside(names[number] or "")
+      local place = struct.file and ("%s:%d"):format(struct.file, struct.line)
+      if place and not seen[place] and not is_public(struct.file) then
+        seen[place] = true
+        found[#found + 1] = struct
+      end
+    end)
   end
   table.sort(found, function(a, b)
     if a.file ~= b.file then return a.file < b.file end
@@ -339,7 +370,9 @@ local function included(path, name, together)
   if set[beside] then return beside end
   local found
   for other in pairs(set) do
-    if other:sub(-#name - 1) == "/" .. name and (not found or #other < #found) then found = other end
+    if ("/" .. other):sub(-#name - 1) == "/" .. name and (not found or #other < #found) then
+      found = other
+    end
   end
   return found
 end
@@ -397,8 +430,8 @@ local function check_knots(graph)
     sizes[#sizes + 1] = #knot
     local most = KNOTS[common_folder(knot)] or MOST_FILES
     if #knot > most then
-      report("%s: %d files reach each other by their headers, at most %d may: move what they share \z
-        below them", knot[1], #knot, most)
+      report("%s: %d files reach each other by their headers, at most %d may: move what they \z
+        share below them", knot[1], #knot, most)
     elseif os.getenv("VERBOSE") then
       print(("%s: %d files reach each other by their headers:"):format(knot[1], #knot))
     end
@@ -420,20 +453,25 @@ local function check_headers(served)
 end
 
 local function check_structs(structs)
-  local fields, bools = 0, 0
+  local most_fields, most_bools = 0, 0
   for _, struct in ipairs(structs) do
-    fields, bools = math.max(fields, struct.fields), math.max(bools, struct.bools)
     local place = ("%s:%d: %s"):format(struct.file, struct.line, struct.name)
-    if struct.fields > MOST_FIELDS then
+    local fields = struct.fields - (TABLES[struct.name] and struct.functions or 0)
+    most_fields, most_bools = math.max(most_fields, fields), math.max(most_bools, struct.bools)
+    if fields > MOST_FIELDS then
       report("%s has %d fields, at most %d may be: what changes together is a struct of its own",
-        place, struct.fields, MOST_FIELDS)
+        place, fields, MOST_FIELDS)
     end
     if struct.bools > MOST_BOOLS then
       report("%s has %d bools, at most %d may be: states that exclude each other are one enum",
         place, struct.bools, MOST_BOOLS)
     end
+    if os.getenv("VERBOSE") and (fields > MOST_FIELDS / 2 or struct.bools > MOST_BOOLS / 2) then
+      print(("%s has %d fields and %d bools"):format(place, fields, struct.bools))
+    end
   end
-  print(("structs: %d, with at most %d fields and %d bools"):format(#structs, fields, bools))
+  print(("structs: %d, with at most %d fields and %d bools"):format(#structs, most_fields,
+    most_bools))
 end
 
 -- The subject of a source: its path without folders of backends.
@@ -449,7 +487,9 @@ local function check_names()
     if path:find("%.c$") then
       local base = base_of(path)
       subjects[base] = subjects[base] or {}
-      subjects[base][subject_of(path)] = path
+      local subject = subject_of(path)
+      local known = subjects[base][subject]
+      if not known or #path < #known then subjects[base][subject] = path end
     end
   end
   for _, base in ipairs(sorted_keys(subjects)) do
@@ -457,16 +497,19 @@ local function check_names()
     -- A binding has the name of what it binds.
     local binding = ("bindings/%s.c"):format(base)
     if next(set) ~= binding or next(set, binding) then set[binding] = nil end
-    local folders, paths = {}, {}
+    local known, paths, strangers = {}, {}, 0
+    for folder in (SUBJECTS[base] or { "" })[1]:gmatch("%S+") do known[folder] = true end
     for subject, path in pairs(set) do
-      folders[#folders + 1], paths[#paths + 1] = folder_of(subject), path
+      paths[#paths + 1] = path
+      if not known[folder_of(subject)] then strangers = strangers + 1 end
     end
-    table.sort(folders)
     table.sort(paths)
-    local known = SUBJECTS[base]
-    if #folders > 1 and not (known and known[1] == table.concat(folders, " ")) then
-      report("%s.c: %s have one name: if their subjects differ, rename one, or else list it in \z
-        SUBJECTS", base, table.concat(paths, " and "))
+    local names = table.concat(paths, " and ")
+    if #paths > 1 and strangers > 0 then
+      report("%s.c: %s have one name: rename one, or list their folders in SUBJECTS if they have \z
+        one subject", base, names)
+    elseif #paths > 1 and os.getenv("VERBOSE") then
+      print(("%s.c: %s: %s"):format(base, names, SUBJECTS[base][2]))
     end
   end
 end

@@ -100,9 +100,9 @@ static ms_activity *activity(ms_rendezvous *rendezvous, uint32_t rank)
         .folder = ms_shm_folder                                                                   \
     }
 
-/* kinds.c finds the first by its prefix. The second is that of a job over several nodes. An agent
- * makes it (comm/control/cluster/agent.c), and a rank gets it at the local socket of its agent
- * (local_ranks.c). Both see the job through the memory files of their node, as in a job of one
- * node. What differs goes through ms_replication (comm/control/shm/state.h) and the agents. */
+/* rendezvous_kinds.c finds the first by its prefix. The second is that of a job over several nodes.
+ * An agent makes it (comm/control/cluster/agent.c), and a rank gets it at the local socket of its
+ * agent (local_ranks.c). Both see the job through the memory files of their node, as in a job of
+ * one node. What differs goes through ms_replication (comm/control/shm/state.h) and the agents. */
 const ms_rendezvous_kind ms_rendezvous_shm = MS_SHM_RENDEZVOUS(&ms_control_shm),
                          ms_rendezvous_cluster = MS_SHM_RENDEZVOUS(&ms_control_cluster);

@@ -44,7 +44,7 @@ static ms_status cpu_stream_open(ms_stream *stream, void **state)
     const ms_os *os = engine->context.os;
     void *ring = NULL, *memory = NULL;
     ms_status status =
-        ms_allocate(&engine->context, MS_STREAM_DEPTH * sizeof(ms_slot), "stream", &ring);
+        ms_allocate(&engine->context, MS_STREAM_DEPTH * sizeof(ms_ring_entry), "stream", &ring);
     if (!status) status = ms_allocate(&engine->context, sizeof(ms_cpu_stream), "stream", &memory);
     if (status) {
         ms_release(&engine->context, ring);
@@ -91,7 +91,7 @@ static void cpu_stream_close(ms_stream *stream, void *state)
 /* The slot of the next number. The ring has MS_STREAM_DEPTH slots; if the slot's former number is
  * not done, the host blocks until it is. The acquire orders the worker's last reads of the slot
  * before the host's writes. */
-static ms_slot *slot_of(ms_stream *stream, uint64_t seq)
+static ms_ring_entry *slot_of(ms_stream *stream, uint64_t seq)
 {
     ms_cpu_stream *worker = ms_cpu_stream_of(stream);
     MS_ASSERT(atomic_load(&worker->head) == seq - 1);
@@ -103,7 +103,7 @@ static ms_slot *slot_of(ms_stream *stream, uint64_t seq)
 
 #if MS_CANARY
 /* The bytes are after the storage's own: ms_pool_take has made room for one of each cell. */
-static void fill_canaries(ms_slot *slot, const ms_access *accesses, uint32_t count)
+static void fill_canaries(ms_ring_entry *slot, const ms_access *accesses, uint32_t count)
 {
     slot->canaries = count;
     for (uint32_t i = 0; i < count; i++) {
@@ -123,7 +123,7 @@ static void fill_canaries(ms_slot *slot, const ms_access *accesses, uint32_t cou
  * allocated here: the host's cost of a task is one slot. */
 static void cpu_run(ms_stream *stream, const ms_launch *launch)
 {
-    ms_slot *slot = slot_of(stream, launch->seq);
+    ms_ring_entry *slot = slot_of(stream, launch->seq);
     slot->task = launch->task;
     slot->mark = NULL;
     slot->wait = NULL;
@@ -142,7 +142,7 @@ static void cpu_run(ms_stream *stream, const ms_launch *launch)
  * else meanwhile, as its stream runs in order. */
 static void cpu_wait(ms_stream *stream, const ms_wait *wait)
 {
-    ms_slot *slot = slot_of(stream, wait->seq);
+    ms_ring_entry *slot = slot_of(stream, wait->seq);
     slot->task = NULL;
     slot->mark = NULL;
     slot->record = wait->record;
@@ -155,7 +155,7 @@ static void cpu_wait(ms_stream *stream, const ms_wait *wait)
 /* The worker writes the time when it reaches the slot. */
 static void cpu_mark(ms_stream *stream, uint64_t seq, ms_mark *mark)
 {
-    ms_slot *slot = slot_of(stream, seq);
+    ms_ring_entry *slot = slot_of(stream, seq);
     slot->task = NULL;
     slot->mark = mark;
     slot->wait = NULL;

@@ -81,7 +81,7 @@ typedef struct ms_canary {
 
 /* One number of a stream's ring. Arguments are copied into it, so an enqueue allocates nothing and
  * the caller's may end with the call. */
-typedef struct ms_slot {
+typedef struct ms_ring_entry {
     /* One of these is not NULL: a task, a mark, or a wait for number wait_seq of `wait`. */
     const ms_task *task;
     ms_mark *mark;
@@ -94,7 +94,7 @@ typedef struct ms_slot {
 #if MS_CANARY
     ms_canary canary[MS_TASK_ACCESS_MAX];
 #endif
-} ms_slot;
+} ms_ring_entry;
 
 /* A stream's worker: a ring with one producer, the host, and one consumer, the worker. `head` and
  * `done` are the only words that both need for every number, and are on cache lines of their
@@ -105,7 +105,7 @@ typedef struct ms_cpu_stream {
     ms_os_thread *thread;
     ms_thread own;
     ms_error error;                     /* of the task that runs */
-    ms_slot *ring;                      /* of MS_STREAM_DEPTH */
+    ms_ring_entry *ring;                /* of MS_STREAM_DEPTH */
     alignas(128) _Atomic uint64_t head; /* published by the host */
     ms_word bell;                       /* changes with every reason to wake the worker */
     ms_word asleep, quit;

@@ -98,7 +98,7 @@ void ms_worker_quit(ms_cpu_stream *worker)
 
 /* A plain access, on purpose: an ordering that is missing is then a data race, which the sanitizer
  * reports with both tasks. Without sanitizers there is nothing to touch. */
-static void touch_canaries(const ms_slot *slot)
+static void touch_canaries(const ms_ring_entry *slot)
 {
 #if MS_CANARY
     for (uint32_t i = 0; i < slot->canaries; i++)
@@ -114,7 +114,7 @@ static void touch_canaries(const ms_slot *slot)
 
 /* A pending task is called again until it is done: it polls for something outside, such as another
  * rank. The tasks after it on this stream wait, those of other streams go on. */
-static void run_task(ms_cpu_stream *worker, ms_slot *slot, uint64_t seq)
+static void run_task(ms_cpu_stream *worker, ms_ring_entry *slot, uint64_t seq)
 {
     ms_team *team = ms_cpu_of(worker->own.engine)->team;
     touch_canaries(slot);
@@ -128,7 +128,7 @@ static void run_task(ms_cpu_stream *worker, ms_slot *slot, uint64_t seq)
 
 /* waits_at shows the deadlock detection what this stream waits for, while it waits. A failure of
  * the other stream is carried over afterwards. */
-static void run_wait(ms_cpu_stream *worker, const ms_slot *slot, uint64_t seq)
+static void run_wait(ms_cpu_stream *worker, const ms_ring_entry *slot, uint64_t seq)
 {
     /* The usual case is a number that is done already: then nothing is published and no clock is
      * read. */
@@ -151,7 +151,7 @@ void ms_worker_run(void *argument)
     const ms_engine *engine = worker->own.engine;
     ms_spin spin = ms_cpu_of(engine)->spin;
     for (uint64_t seq = 1; await_work(worker, seq, spin); seq++) {
-        ms_slot *slot = &worker->ring[(seq - 1) % MS_STREAM_DEPTH];
+        ms_ring_entry *slot = &worker->ring[(seq - 1) % MS_STREAM_DEPTH];
         ms_trace_record *record = slot->record;
         if (record) record->started_ns = ms_now(engine);
         /* A slot without a task and a mark is a wait. */

@@ -2,7 +2,7 @@
 #include "hook/links/reduce.h"
 
 #include "hook/links/hybrid.h"
-#include "hook/rows.h"
+#include "hook/bucket_rows.h"
 #include "hook/link_ops.h"
 
 /* A mean is a sum of numbers that are multiplied by 1 / divisor as they are read, so that a sum in

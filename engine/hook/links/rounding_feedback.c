@@ -6,7 +6,7 @@
  * own residual. The bytes on the wire are those of an all-reduce. */
 #include "hook/link_ops.h"
 
-#include "hook/rows.h"
+#include "hook/bucket_rows.h"
 
 /* With sum s, rounded sum r and the factor f of each rank's numbers: this rank's `sent` becomes
  * smaller by (s - r) / f, so its residual grows by that. The next reduction multiplies it by f and

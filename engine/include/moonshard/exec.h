@@ -204,7 +204,7 @@ typedef enum ms_engine_slot {
     MS_SLOT_DDP,
     MS_SLOT_FSDP,
     MS_SLOT_IO,
-    MS_SLOT_HOST,
+    MS_SLOT_APPLICATION,
     MS_SLOTS
 } ms_engine_slot;
 MS_API void *ms_engine_get(const ms_engine *engine, ms_engine_slot slot);

@@ -72,7 +72,7 @@ typedef struct ms_fsdp_parameter {
 typedef struct ms_fsdp_unit_options {
     const char *name; /* for messages: that of its module; "" for the root */
     bool reshard_after_forward;
-    uint32_t parts; /* how many modules it has, if they run apart; 0: 1 */
+    uint32_t modules; /* how many it has, if they run apart; 0: 1 */
     /* Float dtypes; with the flag false, each parameter's own. computes: of whole parameters while
      * the unit is used. reduces: in which whole gradients are added up and reduced. */
     bool has_computes, has_reduces;
@@ -157,7 +157,7 @@ MS_API ms_status ms_fsdp_after_forward(ms_fsdp *fsdp, uint32_t unit, ms_tensor *
                                        uint32_t count);
 
 /* Says which of the unit's modules runs, counted from 0, before ms_fsdp_before_forward. */
-MS_API void ms_fsdp_begin_part(ms_fsdp *fsdp, uint32_t unit, uint32_t part);
+MS_API void ms_fsdp_begin_module(ms_fsdp *fsdp, uint32_t unit, uint32_t module);
 
 /* Whether the backwards to come reduce. Returns what it was; true at first. */
 MS_API bool ms_fsdp_set_sync(ms_fsdp *fsdp, bool yes);

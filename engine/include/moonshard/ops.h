@@ -115,7 +115,7 @@ extern "C" {
      * [out] or absent; window, whose kernel is the weight's; as PyTorch's conv2d */ \
     O(conv2d) \
     \
-    /* pool.c */ \
+    /* pooling.c */ \
     /* x [images, channels, rows, columns]; window; padding at most half of the kernel; the size \
      * of the output is rounded down, as by PyTorch without ceil_mode. The gradient of a maximum \
      * goes to the first of equal numbers. */ \

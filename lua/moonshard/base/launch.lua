@@ -19,7 +19,7 @@
 ---@field launch? fun(options: table): table?, string? starts and supervises a job's ranks
 --- starts a launcher, waits for the job's end: its code, a message, its report
 ---@field start? fun(options: table): integer?, string?, string?
----@field kept_ranks? integer this process is the keeper of a host, in a job of so many ranks
+---@field kept_ranks? integer this process is the agent of a host, in a job of so many ranks
 ---@field joined fun() core.hosts_join has made this process a rank
 ---@field hosts? integer of the job that this process has joined
 

@@ -83,7 +83,7 @@ local function describe(found, place)
       or found.launcher, place.library)
 end
 
--- Which ranks are on which host, and where the hosts' keepers meet.
+-- Which ranks are on which host, and where the hosts' agents meet.
 local function describe_hosts(place)
   local list, ranks = {}, {}
   for rank, name in ipairs(place.names) do

@@ -203,7 +203,7 @@ end
 
 -- Replaces os.exit in a rank: it first tells the other ranks that this rank has left, and whether
 -- that was an error. A thread cannot end the process, and a rank of several hosts ends with its
--- keeper and MPI: there the recipe ends by an error that carries the code.
+-- agent and MPI: there the recipe ends by an error that carries the code.
 local function leave_at_exit(process)
   local exit = os.exit
   -- luacheck: push ignore 122

@@ -292,7 +292,7 @@ function ranks.launch(parsed)
   if not outcome then launch.exit(2, message) end
   if outcome.cause and outcome.reports then
     local report = ranks.report(outcome, parsed, flights, ranks.oom_kills() - kills_before)
-    -- What a keeper writes is lost where its launcher has cleaned up.
+    -- What an agent writes is lost where its launcher has cleaned up.
     if not (outcome.tell_report and outcome.tell_report(report)) then
       io.stderr:write(require "moonshard.base.status_line".fresh_row(), report)
     end

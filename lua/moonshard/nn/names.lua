@@ -7,7 +7,7 @@ local names = {}
 -- module, key } to which it was assigned. Places that have another value by now are ignored.
 local places = setmetatable({}, { __mode = "k" })
 -- cast that temporarily takes a parameter's place -> the parameter
-local stands_for = setmetatable({}, { __mode = "k" })
+local parameter_of = setmetatable({}, { __mode = "k" })
 -- state of a root -> { version, of = name by parameter }
 local known = setmetatable({}, { __mode = "k" })
 -- Grows when a place gets or loses a parameter or a module.
@@ -58,11 +58,11 @@ function names.replace(old, new)
 end
 
 --- Notes that `cast` takes the places of a parameter for a while; the parameter keeps its name.
-function names.stand_in(cast, parameter) stands_for[cast] = parameter end
+function names.stand_in(cast, parameter) parameter_of[cast] = parameter end
 
 local function holds(place, what)
   local value = rawget(place.state.fields, place.key)
-  if value == what or stands_for[value] == what then return value ~= nil end
+  if value == what or parameter_of[value] == what then return value ~= nil end
   local inner = module_state(value)
   return inner ~= nil and inner.fields == what
 end
@@ -111,7 +111,7 @@ local function collect(root)
       if module_state(value) then
         inner[#inner + 1] = { module_state(value), names.join(prefix, key) }
       elseif value ~= nil then
-        local parameter = stands_for[value] or value
+        local parameter = parameter_of[value] or value
         found[parameter] = found[parameter] or names.join(prefix, key)
       end
     end

@@ -80,7 +80,7 @@ end
 --- exchange of the text. Blocks as `follow` does.
 ---@param group ms.Group
 ---@param from integer
-function joined.stand_by(group, from) group:_share_text("", from, "join") end
+function joined.wait_for_join(group, from) group:_share_text("", from, "join") end
 
 --- For a rank without inputs left: takes its part of a step of the other ranks. Blocks until the
 --- sending rank has made its call.

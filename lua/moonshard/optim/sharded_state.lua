@@ -76,7 +76,7 @@ local function describe(item, state)
     if core.is_tensor(value) then
       local alike = piece.same_shape(value:shape(), item.tensor:shape())
       table.insert(told.tensors, {
-        key = key, lies = alike and (value:numel() > 1 and "yes" or "perhaps") or "no",
+        key = key, placed = alike and (value:numel() > 1 and "yes" or "perhaps") or "no",
         dtype = value:dtype(), shape = core.json_list(value:shape()),
       })
     elseif item.own and ownership.sharded[item.tensor].shards:rank() == 0 then
@@ -129,7 +129,7 @@ local function agree(items, states, alone)
         check_same(name, one, before)
         for key, entry in pairs(one.tensors) do
           local first = before.tensors[key]
-          if entry.lies == "no" or first.lies == "perhaps" then first.lies = entry.lies end
+          if entry.placed == "no" or first.placed == "perhaps" then first.placed = entry.placed end
         end
         if #before.values == 0 then before.values = one.values end
       end
@@ -138,15 +138,15 @@ local function agree(items, states, alone)
   return known
 end
 
-local function lies_alike(known, item, key)
+local function is_placed_alike(known, item, key)
   local entry = known[item.name] and known[item.name].tensors[values.name_part(key)]
-  return entry ~= nil and entry.lies ~= "no"
+  return entry ~= nil and entry.placed ~= "no"
 end
 
 -- A tensor of a state on rank 0. own: this rank's; nil: only other ranks have the parameter.
 local function gather_tensor(item, entry, own)
   local s, first = item.of, item.of.group:rank() == 0
-  if entry.lies ~= "no" then
+  if entry.placed ~= "no" then
     local flat = first and core.empty { piece.elements(item.shape), dtype = entry.dtype }
     sharded_state.collect(s, item, flat, own and own:detach():view(-1))
     return flat and flat:view(table.unpack(item.shape)) or nil
@@ -197,7 +197,7 @@ function saved.change(self, models, states, kind)
       states[item.name] = next(whole) ~= nil and whole or nil
     elseif kind == "sharded" and state then
       for key, value in pairs(state) do
-        if lies_alike(known, item, key) then
+        if is_placed_alike(known, item, key) then
           state[key] = piece.new(value:detach():view(-1), item.shape, item.first,
             sharded_state.saves(item.of, item))
         elseif item.own and core.is_tensor(value) then

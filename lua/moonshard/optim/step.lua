@@ -272,7 +272,7 @@ local function tell_absent(self, s, only_if)
   end
   local absent, from = join.before_step(s, self.number)
   if #absent == 0 then return end
-  if s.group:rank() ~= from then return joined.stand_by(s.group, from) end
+  if s.group:rank() ~= from then return joined.wait_for_join(s.group, from) end
   joined.send(self, s.group, absent, settings_of(self), only_if)
 end
 

@@ -7,7 +7,7 @@
 
 #include "comm/control/shm/bell.h"
 #include "comm/control/shm/ledger.h"
-#include "comm/control/shm/record.h"
+#include "comm/control/shm/call_record.h"
 #include "comm/control/shm/wait.h"
 #include "comm/group.h"
 #include "comm/transport_table.h"

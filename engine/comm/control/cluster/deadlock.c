@@ -97,7 +97,7 @@ static bool add_calls(const ms_agent *agent, uint32_t rank, answer *to)
 }
 
 /* The number of the last call in a pair of slots. */
-static uint64_t last_of(const ms_ledger_slot *slots)
+static uint64_t last_of(const ms_ledger_entry *slots)
 {
     uint64_t a = atomic_load(&slots[0].seq), b = atomic_load(&slots[1].seq);
     return a > b ? a : b;

@@ -8,7 +8,7 @@
 #include "comm/control/shm/job_end.h"
 #include "comm/control/shm/liveness.h"
 #include "comm/control/shm/mismatch.h"
-#include "comm/control/shm/record.h"
+#include "comm/control/shm/call_record.h"
 #include "comm/control/shm/straggler.h"
 #include "comm/control/shm/wait.h"
 #include "comm/flight.h"
@@ -39,7 +39,7 @@ static uint64_t launched_by(const ms_shm_rank *self, const ms_comm_args *args, u
  * `finished` is read before the count, as such a rank launches nothing more. */
 static bool has_come(ms_shm_rank *self, const ms_comm_args *args, uint32_t member)
 {
-    ms_ledger_slot last;
+    ms_ledger_entry last;
     uint32_t other = args->group->members[member];
     bool finished = atomic_load(&self->control->lines[other].finished) != 0,
          is_pair = ms_kind_is_pair(args->kind);

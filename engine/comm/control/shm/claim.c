@@ -8,11 +8,11 @@
 #include <string.h>
 
 #include "comm/control/shm/mismatch.h"
-#include "comm/control/shm/record.h"
+#include "comm/control/shm/call_record.h"
 
 _Static_assert(MS_CALLS_AHEAD >= MS_STREAM_DEPTH,
                "a stream holds no more calls than there are claims kept");
-_Static_assert(sizeof(ms_ledger_slot) % 8 == 0, "the fields of a call are published as words");
+_Static_assert(sizeof(ms_ledger_entry) % 8 == 0, "the fields of a call are published as words");
 
 /* Where a host publishes its calls: of one channel, or to one peer. A ring of claims is long, as
  * hosts run ahead; a ring of fields is short, as it serves reports only. */
@@ -70,7 +70,7 @@ static bool disagrees(uint64_t mine, uint64_t theirs)
  * not take half of them. */
 static uint64_t publish(ms_shm_rank *self, const ms_comm_args *args)
 {
-    ms_ledger_slot slot;
+    ms_ledger_entry slot;
     uint64_t words[MS_CALL_WORDS];
     call_rings own = own_rings(self, args);
     ms_published *to = &own.published[args->number % own.shown];
@@ -95,7 +95,7 @@ ms_status ms_shm_claim(ms_comm *comm, const ms_comm_args *args)
     ms_shm_rank *self = comm->control_state;
     uint64_t mine = publish(self, args), number = args->number;
     if (ms_kind_is_pair(args->kind)) {
-        ms_ledger_slot slot;
+        ms_ledger_entry slot;
         call_rings peer = rings_of_pair(self, args, args->kind != MS_SEND);
         if (!disagrees(mine, atomic_load(&peer.claims[number % peer.ahead]))) return MS_OK;
         bool shown = ms_ledger_read(&peer.published[number % peer.shown], number, &slot);

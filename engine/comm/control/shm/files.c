@@ -265,8 +265,8 @@ static bool check_files(ms_shm_files *made)
 }
 
 /* The text comes from the environment, and the files from another process: numbers, sizes and magic
- * are checked before anything in them is used. The message is the caller's: kinds.c has one for all
- * kinds. */
+ * are checked before anything in them is used. The message is the caller's: rendezvous_kinds.c has
+ * one for all kinds. */
 ms_status ms_shm_files_adopt(ms_context *context, const char *text, ms_rendezvous **out)
 {
     unsigned ranks = 0;

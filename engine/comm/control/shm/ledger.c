@@ -4,7 +4,7 @@
 
 #include "comm/control/shm/bell.h"
 #include "comm/control/shm/mismatch.h"
-#include "comm/control/shm/record.h"
+#include "comm/control/shm/call_record.h"
 #include "comm/control/shm/wait.h"
 
 /* Lines of members on other nodes are copies: no thread sleeps on their bells. */
@@ -25,9 +25,10 @@ static bool all_entered(ms_wait *wait)
     ms_wait_turn(wait);
     for (; wait->cursor < group->size; wait->cursor++) {
         if (!ms_wait_is_for(wait, wait->cursor)) continue;
-        const ms_ledger_slot *slot = ms_ledger_slot_of(wait->self, wait->args, wait->cursor);
+        const ms_ledger_entry *slot = ms_ledger_entry_of(wait->self, wait->args, wait->cursor);
         if (atomic_load(&slot->seq) < wait->target) return false;
-        if (ms_ledger_agree(slot, ms_ledger_slot_of(wait->self, wait->args, group->rank))) continue;
+        if (ms_ledger_agree(slot, ms_ledger_entry_of(wait->self, wait->args, group->rank)))
+            continue;
         ms_ledger_disagree(wait->self, wait->args, wait->cursor, wait->helper);
         return false;
     }
@@ -55,7 +56,7 @@ static void look_for_the_missing(ms_wait *wait)
         return;
     }
     /* Its last call, to be named in the report. */
-    const ms_ledger_slot *last = &line->slots[issued & 1];
+    const ms_ledger_entry *last = &line->slots[issued & 1];
     if (ms_ledger_check_order(self, args, other, wait->cursor) || !finished) return;
     ms_ledger_gone(self, args, other, issued,
                    issued && atomic_load(&last->seq) == issued ? last : NULL);
@@ -72,7 +73,7 @@ static const ms_wait_kind for_entry = { all_entered, look_for_the_missing, missi
 
 /* Of a call that control carries, other nodes are told by the replication; of others, by the
  * transport, since the fields travel in front of the bytes. */
-static void tell_entered(ms_shm_rank *self, const ms_comm_args *args, const ms_ledger_slot *slot)
+static void tell_entered(ms_shm_rank *self, const ms_comm_args *args, const ms_ledger_entry *slot)
 {
     const char *fields = (const char *)slot + sizeof slot->seq;
     if (!args->out_of_band || !self->files->replication) return;
@@ -82,9 +83,9 @@ static void tell_entered(ms_shm_rank *self, const ms_comm_args *args, const ms_l
 
 /* The slot is complete before its seq is stored: peers read the slot only after they have seen that
  * number. */
-const ms_ledger_slot *ms_ledger_post(ms_shm_rank *self, const ms_comm_args *args)
+const ms_ledger_entry *ms_ledger_post(ms_shm_rank *self, const ms_comm_args *args)
 {
-    ms_ledger_slot *slot = &ms_ledger_line(self, args, args->group->rank)->slots[args->number & 1];
+    ms_ledger_entry *slot = &ms_ledger_line(self, args, args->group->rank)->slots[args->number & 1];
     ms_ledger_write(self, args, slot);
     args->group->channels[args->channel].flight = ms_ledger_flight(self, &slot->call);
     atomic_store(&slot->seq, args->number);

@@ -9,7 +9,7 @@
 /* Enters, and waits until all members have entered the same; false: the job has ended. */
 bool ms_ledger_enter(ms_shm_rank *self, const ms_comm_args *args);
 /* The two parts of ms_ledger_enter. */
-const ms_ledger_slot *ms_ledger_post(ms_shm_rank *self, const ms_comm_args *args);
+const ms_ledger_entry *ms_ledger_post(ms_shm_rank *self, const ms_comm_args *args);
 bool ms_ledger_await(ms_shm_rank *self, const ms_comm_args *args, ms_helper *helper);
 /* Waits until all members are `phases` phases on from where the collective began. */
 bool ms_ledger_phase(ms_shm_rank *self, const ms_comm_args *args, uint64_t phases,

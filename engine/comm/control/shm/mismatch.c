@@ -6,7 +6,7 @@
 
 #include "comm/control/shm/bell.h"
 #include "comm/control/shm/job_end.h"
-#include "comm/control/shm/record.h"
+#include "comm/control/shm/call_record.h"
 #include "comm/control/shm/wait.h"
 
 /* How long a report waits for the call of another rank that it needs. */
@@ -32,7 +32,7 @@ typedef struct hidden {
 
 /* "rank 2" or "ranks 0, 1, 3", and the call. */
 static size_t describe_side(char *text, size_t bytes, const ms_shm_rank *self,
-                            const uint32_t *ranks, uint32_t count, const ms_ledger_slot *slot,
+                            const uint32_t *ranks, uint32_t count, const ms_ledger_entry *slot,
                             hidden differs)
 {
     char what[256], name[MS_RANK_NAME_BYTES];
@@ -63,10 +63,10 @@ static bool is_shared(const ms_comm *comm, const ms_group *group, uint32_t other
 /* A call in which another rank waits, and which this rank has not made, or NULL. The other rank
  * cannot leave the call, so its slot stays. It is found by its number: one that this rank has not
  * issued, and that the other has entered. */
-static const ms_ledger_slot *waits_in(ms_shm_rank *self, uint32_t other)
+static const ms_ledger_entry *waits_in(ms_shm_rank *self, uint32_t other)
 {
     ms_comm *comm = self->comm;
-    const ms_ledger_slot *found = NULL;
+    const ms_ledger_entry *found = NULL;
     ms_groups_read(comm);
     uint32_t groups = atomic_load(&comm->group_count);
     for (uint32_t g = 0; g < groups && !found; g++) {
@@ -74,7 +74,7 @@ static const ms_ledger_slot *waits_in(ms_shm_rank *self, uint32_t other)
         bool has_both = is_shared(comm, group, other);
         for (uint32_t channel = 0; channel < MS_CHANNELS && has_both && !found; channel++) {
             uint64_t next = ms_ledger_issued(self, group, channel, self->rank) + 1;
-            const ms_ledger_slot *slot =
+            const ms_ledger_entry *slot =
                 &ms_member(self->files, group->id, channel, other)->slots[next & 1];
             if (atomic_load(&slot->seq) == next) found = slot;
         }
@@ -86,7 +86,7 @@ static const ms_ledger_slot *waits_in(ms_shm_rank *self, uint32_t other)
 /* The side of a rank whose call cannot be shown. */
 static size_t describe_unseen(char *text, size_t bytes, ms_shm_rank *self, uint32_t other)
 {
-    const ms_ledger_slot *waiting = waits_in(self, other);
+    const ms_ledger_entry *waiting = waits_in(self, other);
     char what[256] = "another call, which waits for results before it", name[MS_RANK_NAME_BYTES];
     if (waiting) ms_flight_describe(&waiting->call, what, sizeof what);
     int used = snprintf(text, bytes, "\n  rank %s: %s", ms_rank_name(self, other, name), what);
@@ -99,7 +99,7 @@ static size_t describe_unseen(char *text, size_t bytes, ms_shm_rank *self, uint3
  * header messages. False: there is nothing to show. begun_ns is shared by several calls of one
  * report, so that all of them together wait for one moment. helper: may be NULL. */
 static bool await_call(ms_shm_rank *self, uint32_t other, ms_member_line *line, uint64_t number,
-                       uint64_t begun_ns, ms_helper *helper, ms_ledger_slot *out)
+                       uint64_t begun_ns, ms_helper *helper, ms_ledger_entry *out)
 {
     const ms_os *os = self->files->base.os;
     while (!ms_ledger_call(line, number, out)) {
@@ -126,13 +126,13 @@ typedef struct call_sides {
 /* Waits a moment for all members, so that a rank that differs from many is found to be the one that
  * differs. The moment is short, since a member may never come. */
 static void take_sides(ms_shm_rank *self, const ms_comm_args *args, uint32_t member,
-                       const ms_ledger_slot calls[2], ms_helper *helper, call_sides *out)
+                       const ms_ledger_entry calls[2], ms_helper *helper, call_sides *out)
 {
     const ms_group *group = args->group;
     const ms_os *os = self->files->base.os;
     uint64_t begun = os->monotonic_ns(os->user);
     for (uint32_t m = 0; m < group->size; m++) {
-        ms_ledger_slot slot = { .value = 0 };
+        ms_ledger_entry slot = { .value = 0 };
         bool known = await_call(self, group->members[m], ms_ledger_line(self, args, m),
                                 args->number, begun, helper, &slot);
         int side =
@@ -145,8 +145,8 @@ static void take_sides(ms_shm_rank *self, const ms_comm_args *args, uint32_t mem
 /* The smaller side is blamed; of equal ones, the one without rank 0, or the higher rank. shown: the
  * fields of the other side's call are known. Both sides are shown in one error, because each user
  * sees the output of one rank. */
-static void report_sides(ms_shm_rank *self, const ms_comm_args *args, const ms_ledger_slot calls[2],
-                         const call_sides *sides, bool shown)
+static void report_sides(ms_shm_rank *self, const ms_comm_args *args,
+                         const ms_ledger_entry calls[2], const call_sides *sides, bool shown)
 {
     char text[MS_ERROR_MESSAGE_BYTES];
     size_t used = (size_t)snprintf(text, sizeof text, "ranks disagree in call #%llu of %s:",
@@ -179,7 +179,7 @@ void ms_ledger_disagree(ms_shm_rank *self, const ms_comm_args *args, uint32_t me
                         ms_helper *helper)
 {
     const ms_os *os = self->files->base.os;
-    ms_ledger_slot calls[2] = { { .value = 0 }, { .value = 0 } };
+    ms_ledger_entry calls[2] = { { .value = 0 }, { .value = 0 } };
     call_sides sides = { .counts = { 0, 0 } };
     ms_ledger_write(self, args, &calls[0]);
     bool shown = await_call(self, args->group->members[member], ms_ledger_line(self, args, member),
@@ -193,12 +193,12 @@ void ms_ledger_disagree(ms_shm_rank *self, const ms_comm_args *args, uint32_t me
 /* Pairs have no majority: the error names both sides, and the peer as the rank at fault. `theirs`
  * may be NULL: the ring of published fields is short. */
 void ms_ledger_disagree_pair(ms_shm_rank *self, const ms_comm_args *args,
-                             const ms_ledger_slot *theirs)
+                             const ms_ledger_entry *theirs)
 {
     char text[MS_ERROR_MESSAGE_BYTES], a[256], b[256] = "another call",
                                                names[2][MS_RANK_NAME_BYTES];
     uint32_t other = args->group->members[args->root];
-    ms_ledger_slot mine;
+    ms_ledger_entry mine;
     ms_ledger_write(self, args, &mine);
     if (theirs) ms_flight_describe(&theirs->call, b, sizeof b);
     snprintf(text, sizeof text, "ranks disagree:\n  rank %s: %s to or from rank %u\n  rank %s: %s",
@@ -210,10 +210,10 @@ void ms_ledger_disagree_pair(ms_shm_rank *self, const ms_comm_args *args,
 /* The peer's script ended before the call that this rank waits for. `last` shows what it did last,
  * if its slot still holds it. */
 void ms_ledger_gone(ms_shm_rank *self, const ms_comm_args *args, uint32_t other, uint64_t calls,
-                    const ms_ledger_slot *last)
+                    const ms_ledger_entry *last)
 {
     char text[MS_ERROR_MESSAGE_BYTES], what[256], name[MS_RANK_NAME_BYTES];
-    ms_ledger_slot mine;
+    ms_ledger_entry mine;
     ms_ledger_write(self, args, &mine);
     int used;
     if (last)
@@ -233,7 +233,7 @@ void ms_ledger_gone(ms_shm_rank *self, const ms_comm_args *args, uint32_t other,
 void ms_ledger_ended(ms_shm_rank *self, const ms_comm_args *args, uint32_t other, bool begun)
 {
     char text[MS_ERROR_MESSAGE_BYTES], what[256], name[MS_RANK_NAME_BYTES];
-    ms_ledger_slot mine;
+    ms_ledger_entry mine;
     ms_ledger_write(self, args, &mine);
     snprintf(text, sizeof text,
              "rank %s ended %s %s, which it had enqueued, while rank %u waits for it there: call "
@@ -252,7 +252,7 @@ static void wrong_order(ms_shm_rank *self, const ms_comm_args *args, uint32_t ot
     char text[MS_ERROR_MESSAGE_BYTES], what[256], names[2][MS_RANK_NAME_BYTES];
     const ms_os *os = self->files->base.os;
     ms_member_line *line = ms_member(self->files, group->id, channel, other);
-    ms_ledger_slot mine, theirs;
+    ms_ledger_entry mine, theirs;
     ms_ledger_write(self, args, &mine);
     int used = snprintf(
         text, sizeof text,

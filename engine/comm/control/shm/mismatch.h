@@ -15,14 +15,14 @@ void ms_ledger_disagree(ms_shm_rank *self, const ms_comm_args *args, uint32_t me
                         ms_helper *helper);
 /* The same for a send or recv; theirs: what the peer calls, or NULL where it cannot be shown. */
 void ms_ledger_disagree_pair(ms_shm_rank *self, const ms_comm_args *args,
-                             const ms_ledger_slot *theirs);
+                             const ms_ledger_entry *theirs);
 /* Ends the job, since the process of `other` has ended before its part of this collective began, or
  * in the middle of it. */
 void ms_ledger_ended(ms_shm_rank *self, const ms_comm_args *args, uint32_t other, bool begun);
 /* Ends the job, since `other`, a world rank, will never come to what args waits for: it has
  * finished, `calls` calls into this group or pair. */
 void ms_ledger_gone(ms_shm_rank *self, const ms_comm_args *args, uint32_t other, uint64_t calls,
-                    const ms_ledger_slot *last);
+                    const ms_ledger_entry *last);
 /* Whether `other` (the group's `member`) has called something that this rank has not, before what
  * this rank waits for; then the job ends. */
 bool ms_ledger_check_order(ms_shm_rank *self, const ms_comm_args *args, uint32_t other,

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "comm/control/shm/ledger.h"
-#include "comm/control/shm/record.h"
+#include "comm/control/shm/call_record.h"
 #include "comm/control/shm/wait.h"
 
 /* One piece: `bytes` of each member's numbers, from byte `done` on. */

@@ -11,7 +11,7 @@
 #include "comm/control/shm/job_end.h"
 #include "comm/control/shm/liveness.h"
 #include "comm/control/shm/oob.h"
-#include "comm/control/shm/record.h"
+#include "comm/control/shm/call_record.h"
 #include "comm/control/shm/request.h"
 #include "comm/control/shm/straggler.h"
 #include "comm/group.h"

@@ -43,7 +43,7 @@
 #define MS_CALLS_SHOWN 16
 
 /* A collective as its rank entered it: what must agree (call), and what the others use. */
-typedef struct ms_ledger_slot {
+typedef struct ms_ledger_entry {
     _Atomic uint64_t seq;
     uint64_t counts_hash, order;
     uint64_t heap_offset;     /* of `in` in its rank's heap, plus 1; 0: not in the heap */
@@ -52,11 +52,11 @@ typedef struct ms_ledger_slot {
     double factor;            /* of a premul_sum */
     uint64_t graph;           /* see ms_comm_args */
     ms_flight call;
-} ms_ledger_slot;
+} ms_ledger_entry;
 
 /* The fields of a call as its host has published them. Words are atomic, since a peer may read them
  * while they are written for a later call; then it finds another seq afterwards. */
-#define MS_CALL_WORDS ((sizeof(ms_ledger_slot) + 7) / 8)
+#define MS_CALL_WORDS ((sizeof(ms_ledger_entry) + 7) / 8)
 typedef struct ms_published {
     _Atomic uint64_t seq;
     _Atomic uint64_t words[MS_CALL_WORDS];
@@ -65,7 +65,7 @@ typedef struct ms_published {
 /* One for each rank in each number of a group and each channel. Only that rank writes it, also when
  * the number is given again to other members: then counts go on. */
 typedef struct ms_member_line {
-    alignas(128) ms_ledger_slot slots[2]; /* by seq & 1 */
+    alignas(128) ms_ledger_entry slots[2]; /* by seq & 1 */
     alignas(128) _Atomic uint64_t phase;
     /* By the host: what must agree of call n, at n % MS_CALLS_AHEAD: a hash, and which lap of this
      * ring n is in; 0: none. */
@@ -87,8 +87,8 @@ typedef struct ms_pair_calls {
 /* One for each ordered pair of ranks. */
 typedef struct ms_pair_line {
     ms_pair_calls calls[2]; /* by the sender, by the receiver */
-    alignas(128) ms_ledger_slot sent[2];
-    alignas(128) ms_ledger_slot received[2];
+    alignas(128) ms_ledger_entry sent[2];
+    alignas(128) ms_ledger_entry received[2];
     alignas(128) _Atomic uint64_t written; /* chunks, by the sender */
     alignas(128) _Atomic uint64_t read;    /* chunks, by the receiver */
     alignas(128) _Atomic uint64_t sends;   /* issued, by the hosts */

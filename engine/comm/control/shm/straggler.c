@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "comm/control/shm/record.h"
+#include "comm/control/shm/call_record.h"
 
 #define MS_PATIENCE_NS ((uint64_t)5 * 1000000000)
 #define MS_PATIENCE_STEPS 10
@@ -49,8 +49,8 @@ static void locate(const ms_shm_rank *self, const ms_comm_args *args, uint32_t m
     /* The slots below are of a group's members; sends and receives have lines of their own. */
     if (ms_kind_is_pair(args->kind)) return;
     ms_member_line *line = ms_member(self->files, group->id, args->channel, missing);
-    const ms_ledger_slot *here = &line->slots[args->number & 1],
-                         *before = &line->slots[(args->number - 1) & 1];
+    const ms_ledger_entry *here = &line->slots[args->number & 1],
+                          *before = &line->slots[(args->number - 1) & 1];
     const char *where = " and has not called it";
     if (atomic_load(&here->seq) == args->number) where = " and has entered it";
     else if (atomic_load(&line->issued) >= args->number)
@@ -74,7 +74,7 @@ void ms_straggler_warn(ms_shm_rank *self, const ms_comm_args *args, uint32_t mis
     if (warned == progress + 1
         || !atomic_compare_exchange_strong(&line->warned, &warned, progress + 1))
         return;
-    ms_ledger_slot mine;
+    ms_ledger_entry mine;
     ms_ledger_write(self, args, &mine);
     locate(self, args, missing, where, sizeof where);
     ms_log(ms_engine_context(self->comm->engine), MS_LOG_WARN,

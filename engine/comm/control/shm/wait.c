@@ -10,7 +10,7 @@
 #include "comm/control/shm/hang_report.h"
 #include "comm/control/shm/job_end.h"
 #include "comm/control/shm/liveness.h"
-#include "comm/control/shm/record.h"
+#include "comm/control/shm/call_record.h"
 #include "comm/control/shm/straggler.h"
 #include "moonshard/cpu_task.h"
 
@@ -49,7 +49,7 @@ void ms_shm_give_up(ms_shm_rank *self, const ms_comm_args *args, uint32_t missin
                     uint64_t progress, uint64_t waited_ns)
 {
     char call[256], text[512];
-    ms_ledger_slot mine;
+    ms_ledger_entry mine;
     ms_ledger_write(self, args, &mine);
     snprintf(text, sizeof text,
              "rank %u has not come to %s in %.1f s, and shows no progress; rank %u waits for it",
@@ -66,7 +66,7 @@ static bool is_own_fault(const ms_wait *wait, uint64_t waited_ns)
     ms_shm_rank *self = wait->self;
     const char *hangs = wait->helper ? wait->helper->hangs(wait->helper) : NULL;
     if (!hangs) return false;
-    ms_ledger_slot mine;
+    ms_ledger_entry mine;
     ms_ledger_write(self, wait->args, &mine);
     snprintf(text, sizeof text, "rank %u: %s has not returned, and so %s did not end in %.1f s",
              self->rank, hangs, ms_flight_describe(&mine.call, call, sizeof call),

@@ -7,7 +7,7 @@
 #include "comm/control/shm/bell.h"
 #include "comm/control/shm/job_end.h"
 #include "comm/control/shm/mismatch.h"
-#include "comm/control/shm/record.h"
+#include "comm/control/shm/call_record.h"
 #include "comm/control/shm/wait.h"
 
 /* ----------------------------------------------------------------- starting */
@@ -93,7 +93,7 @@ static void fail(ms_post *post, const ms_tracked_message *tracked)
     ms_shm_rank *self = post->transport->local.self;
     if (!ms_shm_sleep_until(self, ms_shm_now(self) + MS_TOLD_NS)) return;
     const ms_comm_args *args = post->args;
-    ms_ledger_slot mine;
+    ms_ledger_entry mine;
     ms_ledger_write(self, args, &mine);
     snprintf(text, sizeof text, "because rank %u: MPI did not %s %s rank %u in %s: %s", self->rank,
              tracked->message.sends ? "send" : "receive", tracked->message.sends ? "to" : "from",

@@ -7,7 +7,7 @@
 
 #include "comm/control/shm/files.h"
 #include "comm/control/shm/ledger.h"
-#include "comm/control/shm/record.h"
+#include "comm/control/shm/call_record.h"
 #include "comm/control/shm/wait.h"
 #include "comm/transport/mpi/message.h"
 #include "comm/transport/shm/staged.h"
@@ -20,11 +20,11 @@ static void take_header(ms_mpi_channel *channel, uint32_t member, const ms_heade
 {
     ms_shm_rank *self = ms_mpi_channel_self(channel);
     const ms_comm_args *args = channel->post.args;
-    ms_ledger_slot *slot = &ms_ledger_line(self, args, member)->slots[args->number & 1];
+    ms_ledger_entry *slot = &ms_ledger_line(self, args, member)->slots[args->number & 1];
     memcpy((char *)slot + sizeof slot->seq, (const char *)&header->slot + sizeof slot->seq,
            sizeof *slot - sizeof slot->seq);
     if (channel->unpack && header->bytes != MS_AS_PIECES
-        && ms_ledger_agree(&header->slot, ms_ledger_slot_of(self, args, args->group->rank)))
+        && ms_ledger_agree(&header->slot, ms_ledger_entry_of(self, args, args->group->rank)))
         channel->unpack(channel, member, header);
     atomic_store(&slot->seq, args->number);
     ms_ledger_wake(self, args->group);
@@ -223,8 +223,8 @@ static void send_header(ms_mpi_channel *channel, uint32_t member, const ms_heade
 void ms_mpi_channel_write(ms_mpi_channel *channel, ms_header_fill *fill)
 {
     const ms_comm_args *args = channel->post.args;
-    const ms_ledger_slot *slot =
-        ms_ledger_slot_of(ms_mpi_channel_self(channel), args, args->group->rank);
+    const ms_ledger_entry *slot =
+        ms_ledger_entry_of(ms_mpi_channel_self(channel), args, args->group->rank);
     for (uint32_t h = 0; h < channel->at->nodes; h++) {
         if (h == channel->at->here) continue;
         ms_header_message *header = &channel->headers_out[h];

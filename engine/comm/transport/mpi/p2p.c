@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "comm/control/shm/bell.h"
-#include "comm/control/shm/record.h"
+#include "comm/control/shm/call_record.h"
 #include "comm/control/shm/wait.h"
 #include "comm/transport/mpi/message.h"
 #include "comm/transport/shm/p2p.h"
@@ -21,14 +21,14 @@ static void turn(ms_helper *helper)
     const ms_comm_args *args = pair->post.args;
     ms_post_delayed(&pair->post);
     if (!pair->from.busy || !ms_tracked_message_ended(&pair->post, &pair->from)) return;
-    ms_ledger_slot *slot = ms_pair_slot(self, args, args->kind != MS_SEND);
+    ms_ledger_entry *slot = ms_pair_slot(self, args, args->kind != MS_SEND);
     memcpy((char *)slot + sizeof slot->seq, (const char *)&pair->theirs.slot + sizeof slot->seq,
            sizeof *slot - sizeof slot->seq);
     atomic_store(&slot->seq, args->number);
 }
 
 /* Data that fit are in the sender's header message. */
-static void exchange_headers(ms_mpi_p2p *pair, const ms_ledger_slot *mine)
+static void exchange_headers(ms_mpi_p2p *pair, const ms_ledger_entry *mine)
 {
     const ms_comm_args *args = pair->post.args;
     bool sends = args->kind == MS_SEND;

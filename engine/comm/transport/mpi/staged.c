@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#include "comm/control/shm/record.h"
+#include "comm/control/shm/call_record.h"
 #include "comm/flow.h"
 #include "comm/transport/mpi/message.h"
 #include "comm/transport/mpi/mpi_channel.h"

@@ -43,7 +43,7 @@ _Static_assert(MS_STREAMS_MAX *MS_CALL_MESSAGES + 6 <= MS_MPI_REQUESTS, "no mess
 typedef struct ms_mpi_transport ms_mpi_transport;
 
 typedef struct ms_header_message {
-    ms_ledger_slot slot;
+    ms_ledger_entry slot;
     uint64_t bytes; /* of data that are in it; UINT64_MAX: they follow as pieces */
     char data[MS_HEADER_DATA_BYTES];
 } ms_header_message;

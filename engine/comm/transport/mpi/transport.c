@@ -9,7 +9,7 @@
 #include "comm/transport/mpi/staged.h"
 #include "comm/transport/mpi/two_level_reduce.h"
 #include "comm/transport/mpi/two_level_sums.h"
-#include "comm/transport/shm/open.h"
+#include "comm/transport/shm/lifetime.h"
 #include "comm/transport/shm/shm.h"
 
 /* Calls between ranks of one node are the local transport's. */

@@ -2,7 +2,7 @@
  * they are added. */
 #include "comm/transport/mpi/two_level_sums.h"
 
-#include "comm/control/shm/record.h"
+#include "comm/control/shm/call_record.h"
 #include "comm/flow.h"
 #include "comm/transport/mpi/mpi_channel.h"
 
@@ -19,7 +19,7 @@ char *ms_sum_stage(const ms_sum *r, uint32_t member, uint64_t half)
 char *ms_sum_tensor(const ms_sum *r, uint32_t member)
 {
     const ms_shm_rank *self = ms_mpi_channel_self(r->channel);
-    uint64_t offset = ms_ledger_slot_of(self, r->args, member)->heap_offset;
+    uint64_t offset = ms_ledger_entry_of(self, r->args, member)->heap_offset;
     if (member == r->args->group->rank) return r->args->in;
     return self->files->heaps[r->args->group->members[member]].memory + offset - 1;
 }
@@ -100,8 +100,8 @@ static bool reads_in_place(const ms_sum *r, uint32_t node)
     const ms_topology *at = r->channel->at;
     if (ms_topology_count(at, node) == 1) return true;
     for (uint32_t p = 0; p < ms_topology_count(at, node); p++)
-        if (!ms_ledger_slot_of(ms_mpi_channel_self(r->channel), r->args,
-                               ms_topology_at(at, node, p))
+        if (!ms_ledger_entry_of(ms_mpi_channel_self(r->channel), r->args,
+                                ms_topology_at(at, node, p))
                  ->heap_offset)
             return false;
     return true;
@@ -162,7 +162,7 @@ void ms_sum_add_here(const ms_sum *r, const ms_span *s, uint64_t half)
         uint32_t m = ms_topology_at(r->channel->at, ms_sum_here(r), p);
         data[p] = r->in_place ? ms_sum_tensor(r, m) + s->at * r->item
                               : ms_sum_stage(r, m, half) + s->stage;
-        factors[p] = (float)ms_ledger_slot_of(ms_mpi_channel_self(r->channel), r->args, m)->factor;
+        factors[p] = (float)ms_ledger_entry_of(ms_mpi_channel_self(r->channel), r->args, m)->factor;
     }
     ms_sources sources = { .data = data,
                            .factors = factors,

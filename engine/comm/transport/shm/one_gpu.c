@@ -7,7 +7,7 @@
 #include "comm/issue.h"
 #include "comm/control/shm/bell.h"
 #include "comm/control/shm/ledger.h"
-#include "comm/control/shm/record.h"
+#include "comm/control/shm/call_record.h"
 #include "comm/control/shm/wait.h"
 #include "comm/oob.h"
 #include "comm/flow.h"
@@ -79,7 +79,7 @@ uint32_t ms_local_direct_parts(const ms_comm_args *args, uint64_t *longest)
 
 /* Of an all_to_all by counts only the sender knows where a part begins; its counts stay until it
  * leaves. */
-static uint64_t sent_from(const ms_ledger_slot *slot, const ms_comm_args *args)
+static uint64_t sent_from(const ms_ledger_entry *slot, const ms_comm_args *args)
 {
     uint64_t begin = 0, length;
     const void *counts = (const void *)(uintptr_t)slot->counts;
@@ -88,7 +88,8 @@ static uint64_t sent_from(const ms_ledger_slot *slot, const ms_comm_args *args)
 }
 
 /* The part that this rank's kernel takes of one member. Nothing is copied onto itself. */
-static ms_direct_part part_of(const ms_ledger_slot *slot, const ms_comm_args *args, uint32_t member)
+static ms_direct_part part_of(const ms_ledger_entry *slot, const ms_comm_args *args,
+                              uint32_t member)
 {
     size_t item = ms_dtype_bytes(args->memory);
     ms_flow flow = ms_flow_from(args, member);
@@ -113,14 +114,15 @@ static bool fill(ms_direct_parts *parts, const ms_local *local, const ms_comm_ar
     uint64_t longest;
     bool by_counts = args->kind == MS_ALL_TO_ALL && args->by_counts;
     for (uint32_t m = 0; by_counts && m < args->group->size; m++) {
-        uint64_t counts = ms_ledger_slot_of(local->self, args, m)->counts;
+        uint64_t counts = ms_ledger_entry_of(local->self, args, m)->counts;
         if (!ms_local_check_counts(local, args, m, (const int64_t *)(uintptr_t)counts))
             return false;
     }
     if (!ms_local_direct_parts(args, &longest)) return true;
     for (uint32_t m = 0; m < args->group->size; m++)
         if (ms_flow_source(args, m))
-            parts->part[parts->count++] = part_of(ms_ledger_slot_of(local->self, args, m), args, m);
+            parts->part[parts->count++] =
+                part_of(ms_ledger_entry_of(local->self, args, m), args, m);
     return true;
 }
 
@@ -135,7 +137,7 @@ static ms_direct_parts *parts_of(const ms_comm_args *args)
 static ms_task_result enter_pair(ms_run *run, ms_local *local, const ms_comm_args *args)
 {
     ms_direct_parts *parts = parts_of(args);
-    const ms_ledger_slot *theirs = NULL;
+    const ms_ledger_entry *theirs = NULL;
     ms_task_result result = ms_pair_enter(run, local, args, &theirs);
     if (result != MS_TASK_DONE || args->kind == MS_SEND) return result;
     parts->part[parts->count++] =

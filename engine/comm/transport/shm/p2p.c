@@ -8,7 +8,7 @@
 #include "comm/control/shm/bell.h"
 #include "comm/control/shm/files.h"
 #include "comm/control/shm/mismatch.h"
-#include "comm/control/shm/record.h"
+#include "comm/control/shm/call_record.h"
 #include "comm/control/shm/wait.h"
 #include "comm/flow.h"
 #include "comm/transport/shm/throttle.h"
@@ -24,7 +24,7 @@ static ms_pair_line *line_of(const ms_shm_rank *self, const ms_comm_args *args)
 }
 
 /* The sender's or the receiver's slot of this call. */
-ms_ledger_slot *ms_pair_slot(const ms_shm_rank *self, const ms_comm_args *args, bool sender)
+ms_ledger_entry *ms_pair_slot(const ms_shm_rank *self, const ms_comm_args *args, bool sender)
 {
     ms_pair_line *line = line_of(self, args);
     return (sender ? line->sent : line->received) + (args->number & 1);
@@ -94,9 +94,9 @@ static bool await(ms_local *local, const ms_comm_args *args, const ms_wait_kind 
 
 /* As ms_ledger_enter, for two ranks. seq is stored last, as in ms_ledger_enter: the other reads the
  * slot only after it. */
-const ms_ledger_slot *ms_pair_post(ms_local *local, const ms_comm_args *args)
+const ms_ledger_entry *ms_pair_post(ms_local *local, const ms_comm_args *args)
 {
-    ms_ledger_slot *mine = ms_pair_slot(local->self, args, args->kind == MS_SEND);
+    ms_ledger_entry *mine = ms_pair_slot(local->self, args, args->kind == MS_SEND);
     ms_ledger_write(local->self, args, mine);
     local->flights[args->kind == MS_RECV] = ms_ledger_flight(local->self, &mine->call);
     atomic_store(&mine->seq, args->number);
@@ -107,8 +107,8 @@ const ms_ledger_slot *ms_pair_post(ms_local *local, const ms_comm_args *args)
 /* The other's slot is complete once its number is there. */
 bool ms_pair_await(ms_local *local, const ms_comm_args *args, ms_helper *helper)
 {
-    const ms_ledger_slot *mine = ms_pair_slot(local->self, args, args->kind == MS_SEND),
-                         *theirs = ms_pair_slot(local->self, args, args->kind != MS_SEND);
+    const ms_ledger_entry *mine = ms_pair_slot(local->self, args, args->kind == MS_SEND),
+                          *theirs = ms_pair_slot(local->self, args, args->kind != MS_SEND);
     ms_wait wait = { .kind = &for_entry, .self = local->self, .args = args, .helper = helper };
     if (!ms_shm_wait(&wait)) return false;
     if (ms_ledger_agree_pair(mine, theirs)) return true;
@@ -191,7 +191,7 @@ static ms_task_result receive_in_place(ms_run *run, ms_local *local, const ms_co
 
 /* Ends when the receiver has read all. The sender's stream may then reuse the tensor. */
 static ms_task_result run_send(ms_run *run, ms_local *local, const ms_comm_args *args,
-                               const ms_ledger_slot *mine)
+                               const ms_ledger_entry *mine)
 {
     ms_pair_line *line = line_of(local->self, args);
     uint64_t chunks = 0;
@@ -212,8 +212,8 @@ ms_task_result ms_pair_run(ms_run *run, ms_local *local, const ms_comm_args *arg
     bool sends = args->kind == MS_SEND;
     ms_task_result result;
     if (ms_shm_aborted(local->self)) return ms_shm_fail(run, local->self, args);
-    const ms_ledger_slot *mine = ms_pair_post(local, args),
-                         *theirs = ms_pair_slot(local->self, args, !sends);
+    const ms_ledger_entry *mine = ms_pair_post(local, args),
+                          *theirs = ms_pair_slot(local->self, args, !sends);
     if (!ms_pair_await(local, args, NULL)) return ms_shm_fail(run, local->self, args);
     if (sends) result = run_send(run, local, args, mine);
     else if (theirs->heap_offset) result = receive_in_place(run, local, args, theirs->heap_offset);
@@ -226,7 +226,7 @@ ms_task_result ms_pair_run(ms_run *run, ms_local *local, const ms_comm_args *arg
 
 /* One chunk represents the whole tensor, as for one in a heap. */
 ms_task_result ms_pair_enter(ms_run *run, ms_local *local, const ms_comm_args *args,
-                             const ms_ledger_slot **theirs)
+                             const ms_ledger_entry **theirs)
 {
     ms_pair_line *line = line_of(local->self, args);
     bool sends = args->kind == MS_SEND;

@@ -3,10 +3,10 @@
 #include "comm/transport/shm/shm.h"
 
 #include "comm/control/shm/ledger.h"
-#include "comm/control/shm/record.h"
+#include "comm/control/shm/call_record.h"
 #include "comm/control/shm/wait.h"
 #include "comm/flow.h"
-#include "comm/transport/shm/open.h"
+#include "comm/transport/shm/lifetime.h"
 #include "comm/transport/shm/p2p.h"
 #include "comm/transport/shm/staged.h"
 #include "comm/transport/shm/throttle.h"
@@ -21,7 +21,7 @@ static bool in_reach(const ms_local *local, const ms_comm_args *args)
     /* Only the sender knows where a part begins. */
     if (args->kind == MS_ALL_TO_ALL && args->by_counts) return false;
     for (uint32_t m = 0; m < args->group->size; m++)
-        if (ms_flow_source(args, m) && !ms_ledger_slot_of(local->self, args, m)->heap_offset)
+        if (ms_flow_source(args, m) && !ms_ledger_entry_of(local->self, args, m)->heap_offset)
             return false;
     return true;
 }
@@ -59,7 +59,7 @@ static void take_in_place(ms_run *run, ms_local *local, const ms_comm_args *args
     size_t item = ms_dtype_bytes(args->memory);
     endpoint in;
     for (uint32_t m = 0; m < group->size; m++) {
-        const ms_ledger_slot *slot = ms_ledger_slot_of(local->self, args, m);
+        const ms_ledger_entry *slot = ms_ledger_entry_of(local->self, args, m);
         in.factors[m] = (float)slot->factor;
         in.writable[m] = slot->heap_offset ? local->self->files->heaps[group->members[m]].memory
                                                  + slot->heap_offset - 1

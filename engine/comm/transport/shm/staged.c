@@ -10,7 +10,7 @@
 #include "comm/control/shm/job_end.h"
 #include "comm/control/shm/ledger.h"
 #include "comm/control/shm/mismatch.h"
-#include "comm/control/shm/record.h"
+#include "comm/control/shm/call_record.h"
 #include "comm/control/shm/wait.h"
 #include "comm/flow.h"
 
@@ -51,7 +51,7 @@ void ms_staged_pick_up(ms_run *run, const ms_local *local, const ms_comm_args *a
         if (!ms_flow_source(args, m)) continue;
         sources[m] = ms_stage(local->self->files, group->members[m], pass->area, half)
                      + slot * pass->width * pass->item;
-        factors[m] = (float)ms_ledger_slot_of(local->self, args, m)->factor;
+        factors[m] = (float)ms_ledger_entry_of(local->self, args, m)->factor;
         ms_flow flow = ms_flow_from(args, m);
         uint64_t rest = flow.length > done ? flow.length - done : 0;
         uint64_t length = rest < pass->width ? rest : pass->width;
@@ -82,7 +82,7 @@ static bool reduce_by_slices(ms_run *run, ms_local *local, const ms_comm_args *a
     for (uint32_t m = 0; m < group->size; m++) {
         sources[m] =
             ms_stage(local->self->files, group->members[m], pass->area, half) + begin * pass->item;
-        factors[m] = (float)ms_ledger_slot_of(local->self, args, m)->factor;
+        factors[m] = (float)ms_ledger_entry_of(local->self, args, m)->factor;
     }
     char *own =
         ms_stage(local->self->files, local->self->rank, pass->area, half) + begin * pass->item;
@@ -116,7 +116,7 @@ bool ms_local_check_counts(const ms_local *local, const ms_comm_args *args, uint
     snprintf(text, sizeof text,
              "ranks disagree in %s:\n  rank %s sends %lld elements to rank %u\n  rank %s "
              "expects %lld",
-             ms_flight_describe(&ms_ledger_slot_of(local->self, args, group->rank)->call, what,
+             ms_flight_describe(&ms_ledger_entry_of(local->self, args, group->rank)->call, what,
                                 sizeof what),
              ms_rank_name(local->self, group->members[member], names[0]),
              (long long)theirs[group->rank], local->self->rank,
@@ -147,7 +147,7 @@ ms_staging ms_staged_plan(const ms_local *local, const ms_comm_args *args)
                         .item = ms_dtype_bytes(args->memory),
                         .by_counts = args->kind == MS_ALL_TO_ALL && args->by_counts };
     for (uint32_t m = 0; pass.by_counts && m < group->size; m++) {
-        uint64_t theirs = ms_ledger_slot_of(local->self, args, m)->value;
+        uint64_t theirs = ms_ledger_entry_of(local->self, args, m)->value;
         /* The ledger carries each rank's longest part, since the counts differ. */
         if (theirs > pass.longest) pass.longest = theirs;
     }

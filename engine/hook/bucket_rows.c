@@ -1,10 +1,10 @@
-/* rows.c: buckets whose shards are cut by rows: shard r has rows [r n, (r + 1) n) of each
+/* bucket_rows.c: buckets whose shards are cut by rows: shard r has rows [r n, (r + 1) n) of each
  * parameter, where n is the number of rows by the number of shards, rounded up.
  *
  * The buffer has the parameters end to end, as links expect. A collective over the shards needs the
  * shards end to end; this file copies from one order to the other. Numbers that a parameter lacks
  * for its last shards are zeros there. */
-#include "hook/rows.h"
+#include "hook/bucket_rows.h"
 
 #include "hook/tensors.h"
 

@@ -1,13 +1,13 @@
-/* pool.c: launches the kernels of pooling: a thread makes one element of the result. */
-#include "ops/pool.h"
+/* pooling.c: launches the kernels of pooling: a thread makes one element of the result. */
+#include "ops/pooling.h"
 
 #include "ops/cuda/kernels.h"
 
-MS_CUDA_IMAGE(pool)
-MS_CUDA_KERNEL(pool, max_pool)
-MS_CUDA_KERNEL(pool, max_pool_back)
-MS_CUDA_KERNEL(pool, avg_pool)
-MS_CUDA_KERNEL(pool, avg_pool_back)
+MS_CUDA_IMAGE(pooling)
+MS_CUDA_KERNEL(pooling, max_pool)
+MS_CUDA_KERNEL(pooling, max_pool_back)
+MS_CUDA_KERNEL(pooling, avg_pool)
+MS_CUDA_KERNEL(pooling, avg_pool_back)
 
 static void run(ms_cuda_work *work, const ms_cuda_kernel *kernel, const ms_pool_args *args,
                 const int64_t plane[2])

@@ -1,11 +1,11 @@
-/* launch.c: counts the gradients of each bucket, launches buckets in order of their index, and
- * makes the end of backward wait for the results.
+/* bucket_launch.c: counts the gradients of each bucket, launches buckets in order of their index,
+ * and makes the end of backward wait for the results.
  *
  * The memory of a bucket stays until buckets are made again, so its reduction may be launched as a
  * graph (ms_bucket.fixed_address). Two cases are excluded, since the call could differ from pass to
  * pass or from rank to rank: a reduction in which a script takes part, and a mean that is not over
  * the whole group. */
-#include "ddp/launch.h"
+#include "ddp/bucket_launch.h"
 
 #include <stdio.h>
 

@@ -1,5 +1,5 @@
-/* model.c: byte pair encoding of one piece of a text. */
-#include "text/model.h"
+/* byte_pair.c: byte pair encoding of one piece of a text. */
+#include "text/byte_pair.h"
 
 /* A longer piece would have more tokens than a list's positions can count. */
 #define PIECE_BYTES_MAX ((size_t)INT32_MAX / 2)

@@ -1,4 +1,5 @@
-/* open.c: joins a job: the control of the rendezvous, and the transport for this engine's device.
+/* membership.c: joins a job: the control of the rendezvous, and the transport for this engine's
+ * device.
  *
  * The rendezvous names its control. Of the transports that go with this control (pairings), the
  * first one is taken that moves the memory of the engine's device, or the one that the user names

@@ -1,10 +1,10 @@
-/* pool.c: pooling on the CPU, plane by plane.
+/* pooling.c: pooling on the CPU, plane by plane.
  *
  * A row of the output is computed at once: for each element of the window a pass over the places
  * whose element is in the input. Elements of one window are met in row-major order, so the first of
  * equal ones wins, and sums have a fixed order. Planes are independent: results do not depend on
  * how they are divided. */
-#include "ops/pool.h"
+#include "ops/pooling.h"
 
 #include <math.h>
 #include <stdatomic.h>

@@ -1,6 +1,6 @@
-/* record.c: what a rank writes down of its calls: its slots of the order ledger and its flight
+/* call_record.c: what a rank writes down of its calls: its slots of the order ledger and its flight
  * record. */
-#include "comm/control/shm/record.h"
+#include "comm/control/shm/call_record.h"
 
 #include <string.h>
 
@@ -8,15 +8,15 @@
 
 /* Two slots are enough: no rank enters call n + 2 before all have left n + 1, so none reads the
  * slot of n any more. */
-const ms_ledger_slot *ms_ledger_slot_of(const ms_shm_rank *self, const ms_comm_args *args,
-                                        uint32_t member)
+const ms_ledger_entry *ms_ledger_entry_of(const ms_shm_rank *self, const ms_comm_args *args,
+                                          uint32_t member)
 {
     return &ms_ledger_line(self, args, member)->slots[args->number & 1];
 }
 
 /* seq is left alone; the caller stores it when the slot may be read. heap_offset is plus 1, so that
  * 0 means "not in the heap"; peers add it to where they have mapped this rank's heap. */
-void ms_ledger_write(ms_shm_rank *self, const ms_comm_args *args, ms_ledger_slot *slot)
+void ms_ledger_write(ms_shm_rank *self, const ms_comm_args *args, ms_ledger_entry *slot)
 {
     const ms_os *os = self->files->base.os;
     const char *heap = self->files->heaps[self->rank].memory;
@@ -61,7 +61,7 @@ void ms_ledger_landed(ms_shm_rank *self, uint64_t flight)
 /* Labels, script lines and factors may differ between ranks; everything that decides which bytes
  * move must not. The order of calls is compared as well, so two groups that share members find
  * different orders. */
-bool ms_ledger_agree(const ms_ledger_slot *a, const ms_ledger_slot *b)
+bool ms_ledger_agree(const ms_ledger_entry *a, const ms_ledger_entry *b)
 {
     const ms_flight *x = &a->call, *y = &b->call;
     if (x->kind != y->kind || x->op != y->op || x->dtype != y->dtype || x->channel != y->channel
@@ -74,7 +74,7 @@ bool ms_ledger_agree(const ms_ledger_slot *a, const ms_ledger_slot *b)
 }
 
 /* The number is not compared: both sides have counted it for this pair. */
-bool ms_ledger_agree_pair(const ms_ledger_slot *a, const ms_ledger_slot *b)
+bool ms_ledger_agree_pair(const ms_ledger_entry *a, const ms_ledger_entry *b)
 {
     const ms_flight *x = &a->call, *y = &b->call;
     return x->dtype == y->dtype && x->count == y->count && x->group == y->group;
@@ -108,7 +108,7 @@ uint32_t ms_ledger_member(const ms_group *group, uint32_t rank)
 
 /* Reads the fields between two looks at seq: if it is the same at both, they were not written in
  * between. */
-bool ms_ledger_read(const ms_published *from, uint64_t number, ms_ledger_slot *out)
+bool ms_ledger_read(const ms_published *from, uint64_t number, ms_ledger_entry *out)
 {
     uint64_t words[MS_CALL_WORDS];
     if (atomic_load(&from->seq) != number) return false;
@@ -119,9 +119,9 @@ bool ms_ledger_read(const ms_published *from, uint64_t number, ms_ledger_slot *o
 }
 
 /* The published fields come first, since they are there before the task enters the call. */
-bool ms_ledger_call(ms_member_line *line, uint64_t number, ms_ledger_slot *out)
+bool ms_ledger_call(ms_member_line *line, uint64_t number, ms_ledger_entry *out)
 {
-    const ms_ledger_slot *entered = &line->slots[number & 1];
+    const ms_ledger_entry *entered = &line->slots[number & 1];
     if (ms_ledger_read(&line->published[number % MS_CALLS_SHOWN], number, out)) return true;
     if (atomic_load(&entered->seq) != number) return false;
     memcpy(out, entered, sizeof *out);

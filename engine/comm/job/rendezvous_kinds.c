@@ -1,5 +1,5 @@
-/* kinds.c: the kinds of rendezvous that there are: a new one, one to meet at, and one that a
- * launcher has handed over. */
+/* rendezvous_kinds.c: the kinds of rendezvous that there are: a new one, one to meet at, and one
+ * that a launcher has handed over. */
 #include "comm/rendezvous.h"
 
 #include <string.h>

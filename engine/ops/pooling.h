@@ -1,6 +1,6 @@
-/* pool.h: the greatest element or the average of windows of planes: arguments of the kernels. */
-#ifndef MOONSHARD_OPS_POOL_H
-#define MOONSHARD_OPS_POOL_H
+/* pooling.h: the greatest element or the average of windows of planes: arguments of the kernels. */
+#ifndef MOONSHARD_OPS_POOLING_H
+#define MOONSHARD_OPS_POOLING_H
 
 #include "ops/backend.h"
 #include "ops/window.h"

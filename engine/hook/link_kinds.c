@@ -1,4 +1,4 @@
-/* kinds.c: the table of the native links: all that other code knows about each of them. */
+/* link_kinds.c: the table of the native links: all that other code knows about each of them. */
 #include "hook/links.h"
 
 #include <stddef.h>

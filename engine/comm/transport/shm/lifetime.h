@@ -1,6 +1,6 @@
-/* open.h: the transport between the ranks of a node joins and leaves. */
-#ifndef MOONSHARD_COMM_TRANSPORT_SHM_OPEN_H
-#define MOONSHARD_COMM_TRANSPORT_SHM_OPEN_H
+/* lifetime.h: the transport between the ranks of a node joins and leaves. */
+#ifndef MOONSHARD_COMM_TRANSPORT_SHM_LIFETIME_H
+#define MOONSHARD_COMM_TRANSPORT_SHM_LIFETIME_H
 
 #include "comm/transport/shm/state.h"
 

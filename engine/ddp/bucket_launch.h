@@ -1,7 +1,7 @@
-/* launch.h: counts the gradients of each bucket, launches buckets in order of their index, and
- * makes the end of backward wait for the results. */
-#ifndef MOONSHARD_DDP_LAUNCH_H
-#define MOONSHARD_DDP_LAUNCH_H
+/* bucket_launch.h: counts the gradients of each bucket, launches buckets in order of their index,
+ * and makes the end of backward wait for the results. */
+#ifndef MOONSHARD_DDP_BUCKET_LAUNCH_H
+#define MOONSHARD_DDP_BUCKET_LAUNCH_H
 
 #include "ddp/state.h"
 

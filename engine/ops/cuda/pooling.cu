@@ -1,6 +1,6 @@
-/* pool.cu: the greatest element or the average of windows of planes. Gradients are gathered: a
+/* pooling.cu: the greatest element or the average of windows of planes. Gradients are gathered: a
  * thread adds what the windows that hold its element give, in row-major order. */
-#include "ops/pool.h"
+#include "ops/pooling.h"
 
 #include "ops/cuda/device.h"
 

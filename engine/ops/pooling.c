@@ -1,9 +1,9 @@
-/* pool.c: the operators max_pool2d and avg_pool2d, with PyTorch's conventions.
+/* pooling.c: the operators max_pool2d and avg_pool2d, with PyTorch's conventions.
  *
  * max: padding never wins. Its gradient goes to the element that won; where that is in its plane is
  * saved as i32, which is smaller than the input. avg: padding counts as elements of value 0, unless
  * skip_padding leaves it out of the number that the sum is divided by. */
-#include "ops/pool.h"
+#include "ops/pooling.h"
 
 #include "moonshard/ops.h"
 #include "ops/values.h"

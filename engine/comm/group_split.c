@@ -1,4 +1,4 @@
-/* split.c: cuts a group into parts, and frees parts that all ranks have dropped.
+/* group_split.c: cuts a group into parts, and frees parts that all ranks have dropped.
  *
  * A group is made by all its ranks together, and dropped by each at a time of its own, mostly by a
  * finalizer, which must not wait for others. So a rank only notes that it is done with a group: the

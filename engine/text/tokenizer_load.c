@@ -1,5 +1,5 @@
-/* load.c: which files a tokenizer is read from, and what they are. */
-#include "text/load.h"
+/* tokenizer_load.c: which files a tokenizer is read from, and what they are. */
+#include "text/tokenizer_load.h"
 
 #include <stdio.h>
 

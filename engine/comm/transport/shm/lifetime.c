@@ -1,5 +1,5 @@
-/* open.c: the transport between the ranks of a node joins and leaves. */
-#include "comm/transport/shm/open.h"
+/* lifetime.c: the transport between the ranks of a node joins and leaves. */
+#include "comm/transport/shm/lifetime.h"
 
 #include "comm/issue.h"
 #include "comm/control/shm/files.h"

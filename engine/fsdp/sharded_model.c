@@ -1,4 +1,4 @@
-/* model.c: making and freeing a sharded model, and what can be asked of it and set. */
+/* sharded_model.c: making and freeing a sharded model, and what can be asked of it and set. */
 #include "fsdp/flat_param.h"
 
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "fsdp/schedule.h"
 #include "fsdp/static_memory.h"
 #include "fsdp/unit.h"
-#include "fsdp/model.h"
+#include "fsdp/sharded_model.h"
 #include "grad/node.h"
 #include "tensor/part.h"
 #include "tensor/state.h"
@@ -212,7 +212,7 @@ static ms_status make_unit(ms_fsdp *fsdp, const ms_fsdp_options *options,
     unit->index = index;
     unit->settings.reshard_forward = options->units[index].reshard_after_forward;
     unit->settings.reshard_backward = true;
-    unit->settings.parts = options->units[index].parts ? options->units[index].parts : 1;
+    unit->settings.modules = options->units[index].modules ? options->units[index].modules : 1;
     unit->flats = &fsdp->flats[fsdp->flat_count];
     ms_status status =
         copy_name(ms_engine_context(fsdp->source.engine), options->units[index].name, &unit->name);
@@ -448,7 +448,7 @@ ms_status ms_fsdp_unshard(ms_fsdp *fsdp, uint32_t index, ms_point *ready)
 {
     ms_unit *unit = &fsdp->units[index];
     /* Where ranks use different units, they may have gathered different ones. */
-    ms_status status = ms_lockstep_is_on(fsdp) ? ms_unit_gather_anew(unit) : ms_unit_gather(unit);
+    ms_status status = ms_lockstep_is_on(fsdp) ? ms_unit_gather_again(unit) : ms_unit_gather(unit);
     *ready = (ms_point){ 0 };
     /* Gathers of one unit are on one stream: the last flat parameter's is the last. */
     for (uint32_t f = 0; f < unit->count; f++)

@@ -1,10 +1,10 @@
-/* model.h: byte pair encoding of one piece of a text: its bytes or characters become tokens, which
- * are merged.
+/* byte_pair.h: byte pair encoding of one piece of a text: its bytes or characters become tokens,
+ * which are merged.
  *
  * Tokens from `size` on are characters that are part of other tokens and none themselves; they
  * exist while a piece is merged, and become bytes or the unknown token then. */
-#ifndef MOONSHARD_TEXT_MODEL_H
-#define MOONSHARD_TEXT_MODEL_H
+#ifndef MOONSHARD_TEXT_BYTE_PAIR_H
+#define MOONSHARD_TEXT_BYTE_PAIR_H
 
 #include "text/merges.h"
 #include "text/vocabulary.h"

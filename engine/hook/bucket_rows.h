@@ -1,6 +1,6 @@
-/* rows.h: buckets whose shards are cut by rows. */
-#ifndef MOONSHARD_HOOK_ROWS_H
-#define MOONSHARD_HOOK_ROWS_H
+/* bucket_rows.h: buckets whose shards are cut by rows. */
+#ifndef MOONSHARD_HOOK_BUCKET_ROWS_H
+#define MOONSHARD_HOOK_BUCKET_ROWS_H
 
 #include "hook/links.h"
 
