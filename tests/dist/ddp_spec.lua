@@ -21,13 +21,7 @@ describe("ddp", function()
       for number, way in ipairs(ranks == 2 and all or command.full and both or one) do
         -- All of it runs in one of the ways, and in the others the training that the hash is of.
         local rest = number > 1 and not command.full and " hash_only=true" or ""
-        local out = command.on_ranks("ddp", ranks .. way .. rest)
-        local found = 0
-        for hash in out:gmatch "is done, weights (%x+)" do
-          found = found + 1
-          hashes[hash] = true
-        end
-        assert.equal(ranks, found, out)
+        hashes[command.weights("ddp", ranks .. way .. rest)] = true
       end
       local first = next(hashes)
       assert.is_nil(next(hashes, first))
@@ -50,16 +44,6 @@ describe("ddp", function()
   end
 end)
 
--- Losses and norms as the step lines show them.
-local function shown(out)
-  local list = {}
-  for loss, norm in out:gmatch "loss ([%d.]+)  norm ([%d.]+)" do
-    list[#list + 1] = loss .. " " .. norm
-  end
-  assert.is_true(#list > 0, out)
-  return list
-end
-
 describe("recipes", function()
   local text = "data='" .. command.source .. "/README.md'"
 
@@ -67,8 +51,8 @@ describe("recipes", function()
     local arguments = ("run '%s/recipes/gpt2.lua' %s bytes=true vocab=256 length=16 batch=4 \z
       accumulate=2 steps=3 dtype=f32 %s"):format(command.source, text,
       "model.layers=1 model.width=32 model.heads=2 every.eval=0 every.sample=0 every.save=0")
-    assert.same(shown(command.succeed(folder, arguments .. " run=one")),
-      shown(command.succeed(folder, arguments .. " run=two -n 2")))
+    assert.same(command.losses(command.succeed(folder, arguments .. " run=one")),
+      command.losses(command.succeed(folder, arguments .. " run=two -n 2")))
   end)
 
   it("ddp_by_hand trains on two ranks as on one", function()
@@ -76,7 +60,7 @@ describe("recipes", function()
       :format(command.source, text)
     local one, two = command.succeed(folder, arguments .. " run=one"),
       command.succeed(folder, arguments .. " run=two -n 2 --thread-ranks")
-    assert.same(shown(one), shown(two))
+    assert.same(command.losses(one), command.losses(two))
     assert.truthy(two:match "validation loss [%d.]+ nats", two)
     command.succeed(folder, arguments .. " run=three -n 2 hook=bf16_compress")
   end)

@@ -167,6 +167,15 @@ function expect.records(f)
   return (core.comm_records())
 end
 
+--- The bytes that tensors have now, of the device and of what is offloaded.
+---@return integer live
+---@return integer offloaded
+function expect.memory()
+  core.collect()
+  local m = ms.memory()
+  return m.live, m.offload_live
+end
+
 --- This process: its resident memory in kB, and its threads.
 ---@return integer kilobytes
 ---@return integer threads

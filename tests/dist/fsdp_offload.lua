@@ -1,7 +1,6 @@
 -- Run by every rank of fsdp_offload_spec.lua: offloaded shards, gradients and states. Every way of
 -- training has the bits that it has without offload, and memory is the sum of its parts.
 local ms = require "moonshard"
-local core = require "moonshard.core"
 local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
 local fails, same, models = expect.fails, expect.same, expect.models
 local rank, size = ms.rank(), ms.world_size()
@@ -82,14 +81,9 @@ end
 
 -- Between steps: shards with one element more for empty pieces, gradients, and two numbers of AdamW
 -- for each, are offloaded. The device has counters of steps at most.
-local function live()
-  core.collect()
-  local m = ms.memory()
-  return m.live, m.offload_live
-end
 local function two_layers() return ms.nn.Sequential(ms.nn.Linear(6, 7), ms.nn.Linear(7, 5)) end
 local function check_memory(strategy, precision)
-  local before = live()
+  local before = expect.memory()
   local options = { offload = "cpu", precision = precision, wrap = { class = "Linear" } }
   local model = models.fsdp(two_layers(), options, strategy)
   local optimizer = ms.optim.adamw(model, { lr = 1e-2 })
@@ -102,7 +96,7 @@ local function check_memory(strategy, precision)
     shard_bytes = shard_bytes + unit.shard_bytes
     if #unit.parameters > 0 then flats = flats + 1 end
   end
-  local device, offloaded = live()
+  local device, offloaded = expect.memory()
   assert(offloaded == 4 * shard_bytes + 4 * flats,
     ("%s: %d, not %d"):format(strategy.strategy, offloaded, 4 * shard_bytes + 4 * flats))
   assert(device - before <= 8 * #model:parameters(),
@@ -112,7 +106,7 @@ end
 for _, strategy in ipairs(strategies) do
   for _, precision in ipairs { { param = "bf16" }, false } do
     check_memory(strategy, precision or nil)
-    assert(select(2, live()) == 0, "all is given back")
+    assert(select(2, expect.memory()) == 0, "all is given back")
   end
 end
 

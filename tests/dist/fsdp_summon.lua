@@ -1,9 +1,8 @@
 -- Run by every rank of fsdp_summon_spec.lua: summon { offload = "cpu" }. Gathered values are in the
 -- second pool, and the first pool has one unit at the most while they go there.
 local ms = require "moonshard"
-local core = require "moonshard.core"
 local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
-local fails, same, models = expect.fails, expect.same, expect.models
+local fails, same, memory, models = expect.fails, expect.same, expect.memory, expect.models
 local rank, size = ms.rank(), ms.world_size()
 local shards = models.pairs_of_ranks()
 
@@ -33,12 +32,6 @@ local function loss_of(model)
   return model(models.input(4, 6, 50 + rank)):to "f32":square():mean()
 end
 local function backward(model) loss_of(model):backward() end
-
-local function memory()
-  core.collect()
-  local m = ms.memory()
-  return m.live, m.offload_live
-end
 
 local function equal(what, value, expected)
   if value ~= expected then

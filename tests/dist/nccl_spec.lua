@@ -5,33 +5,20 @@ local folder
 before_each(function() folder = command.folder() end)
 after_each(function() command.remove(folder) end)
 
-local runs = { { "ddp.lua", "-n 4 --thread-ranks" }, { "fsdp.lua", "-n 2" } }
+local runs = { { "ddp", "4 --thread-ranks" }, { "fsdp", "2" } }
 if command.full then
   for _, run in ipairs {
-    { "ddp.lua", "-n 4" }, { "ddp.lua", "-n 2" }, { "ddp.lua", "-n 2 --thread-ranks" },
-    { "fsdp.lua", "-n 2 --thread-ranks" },
+    { "ddp", "4" }, { "ddp", "2" }, { "ddp", "2 --thread-ranks" }, { "fsdp", "2 --thread-ranks" },
   } do
     runs[#runs + 1] = run
   end
 end
 
--- The hash of the weights, which all ranks share.
-local function weights(file, way, settings)
-  local found
-  local out = command.succeed(folder,
-    ("run '%s/tests/dist/%s' %s"):format(command.source, file, way), settings)
-  for hash in out:gmatch "is done, weights (%x+)" do
-    assert.truthy(not found or found == hash, out)
-    found = hash
-  end
-  return assert(found, out)
-end
-
 describe("over NCCL", function()
   for _, run in ipairs(runs) do
-    it(("%s %s trains as over local"):format(run[1], run[2]), function()
-      assert.equal(weights(run[1], run[2]),
-        weights(run[1], run[2], "MOONSHARD_TRANSPORT=nccl"))
+    it(("%s -n %s trains as over local"):format(run[1], run[2]), function()
+      assert.equal(command.weights(run[1], run[2]),
+        command.weights(run[1], run[2], "", "MOONSHARD_TRANSPORT=nccl"))
     end)
   end
 
@@ -45,12 +32,7 @@ describe("over NCCL", function()
           bytes=true vocab=256 length=16 batch=4 steps=4 model.layers=1 model.width=32 \z
           model.heads=2 every.eval=0 every.sample=0 every.save=0 run=a%d %s")
           :format(command.source, command.source, settings and 1 or 2, options), settings)
-        local list = {}
-        for loss, norm in out:gmatch "loss ([%d.]+)  norm ([%d.]+)" do
-          list[#list + 1] = loss .. " " .. norm
-        end
-        assert.is_true(#list > 0, out)
-        return list
+        return command.losses(out)
       end
       assert.same(shown(), shown "MOONSHARD_TRANSPORT=nccl")
     end)

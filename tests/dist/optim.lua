@@ -16,20 +16,25 @@ local function same(a, b, what) if a ~= b then error(what .. ": not the same bit
 
 -------------------------------------------------------------------------------------------- sharded
 
+-- An optimizer of a model's parameters in two groups.
+local function in_groups(make, model, sharded, schedule)
+  local parameters = model:parameters()
+  return make({
+    { params = { parameters[1], parameters[2], parameters[3] }, lr = 0.1 },
+    { params = { table.unpack(parameters, 4) } },
+  }, { lr = 0.05, schedule = schedule, shard = sharded and world or nil })
+end
+
 -- way(model, opt): what is trained.
 local function train(make, sharded, way)
   local model = make_model()
-  local parameters = model:parameters()
-  local opt = make({
-    { params = { parameters[1], parameters[2], parameters[3] }, lr = 0.1 },
-    { params = { parameters[4], parameters[5], parameters[6] } },
-  }, { lr = 0.05, shard = sharded and world or nil })
+  local opt = in_groups(make, model, sharded)
   local net = way(model, opt)
   for step in ms.steps(5) do
     pass(net, step)
     opt:step()
   end
-  return bits(parameters), opt, model
+  return bits(model:parameters()), opt, model
 end
 
 local function plain(model) return ms.ddp(model, { bucket_bytes = 256 }) end
@@ -132,18 +137,14 @@ do
   -- Every rank loads the whole state: here the one of the optimizer that is not sharded.
   local function go_on(sharded)
     local model = make_model()
-    local parameters = model:parameters()
-    local loaded = optim.adam({
-      { params = { parameters[1], parameters[2], parameters[3] }, lr = 0.1 },
-      { params = { parameters[4], parameters[5], parameters[6] } },
-    }, { lr = 0.05, shard = sharded and world or nil })
+    local loaded = in_groups(optim.adam, model, sharded)
     loaded:load_state(expected)
     local net = plain(model)
     for step in ms.steps(3) do
       pass(net, step)
       loaded:step()
     end
-    return bits(parameters)
+    return bits(model:parameters())
   end
   same(go_on(false), go_on(true), "after loading")
 end
@@ -179,10 +180,7 @@ local inputs = ({ { 3 }, { 2, 4 }, { 4, 1, 2 }, { 1, 5, 3, 0 } })[size][rank + 1
 local function train_joined(make, sharded, o)
   local model = make_model()
   local parameters = model:parameters()
-  local opt = make({
-    { params = { parameters[1], parameters[2], parameters[3] }, lr = 0.1 },
-    { params = { table.unpack(parameters, 4) } },
-  }, { lr = 0.05, schedule = optim.linear { steps = 20 }, shard = sharded and world or nil })
+  local opt = in_groups(make, model, sharded, optim.linear { steps = 20 })
   local net, scaler = o.way(model, opt), o.scaler and optim.scaler { init_scale = 4 } or nil
   net:join({ divisor = o.divisor }, function()
     for step in ms.steps(inputs) do

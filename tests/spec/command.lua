@@ -96,6 +96,36 @@ function command.on_ranks(name, ranks, options, settings)
   return out
 end
 
+--- The same for a script whose ranks also print a hash of their weights; returns that of all ranks.
+---@param name string
+---@param ranks string
+---@param options? string
+---@param settings? string
+---@return string
+function command.weights(name, ranks, options, settings)
+  local out, hash, count = command.on_ranks(name, ranks, options, settings), nil, 0
+  for one in out:gmatch "is done, weights (%x+)" do
+    if hash and one ~= hash then error(("%s: ranks differ:\n%s"):format(name, out), 2) end
+    hash, count = one, count + 1
+  end
+  if count ~= tonumber(ranks:match "%d+") then
+    error(("%s: %d hashes:\n%s"):format(name, count, out), 2)
+  end
+  return hash
+end
+
+--- Losses and norms as the step lines of a training show them.
+---@param out string
+---@return string[]
+function command.losses(out)
+  local list = {}
+  for loss, norm in out:gmatch "loss ([%d.]+)  norm ([%d.]+)" do
+    list[#list + 1] = loss .. " " .. norm
+  end
+  if #list == 0 then error("there is no loss:\n" .. out, 2) end
+  return list
+end
+
 --- Starts it and returns its output as a file; finish() waits for its end and returns the exit
 --- code.
 function command.start(folder, arguments, settings)
