@@ -455,6 +455,7 @@ void ms_agent_close(ms_agent *agent)
         if (agent->connections[r].socket) os->close(os->user, agent->connections[r].socket);
     ms_acceptor_close(agent->acceptor);
     ms_agent_close_local_socket(agent);
+    if (agent->requester) os->close(os->user, agent->requester);
     ms_context *context = agent->context;
     os->release(os->user, agent->still.calls);
     os->release(os->user, agent->still.counts);

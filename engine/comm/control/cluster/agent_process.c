@@ -26,7 +26,7 @@ static void answer(ms_context *context, ms_file *socket, ms_status status, const
     (void)context->os->socket_send(context->os->user, socket, &served, sizeof served, NULL, 0);
 }
 
-/* The socket stays open: it ends with the process. */
+/* The agent owns the socket and closes it as the last of its own. */
 ms_status ms_agent_serve(ms_context *context, int descriptor, ms_agent **out)
 {
     const ms_os *os = context->os;
@@ -41,9 +41,13 @@ ms_status ms_agent_serve(ms_context *context, int descriptor, ms_agent **out)
         bytes = os->socket_receive(os->user, socket, &options, sizeof options, UINT64_MAX / 2, NULL,
                                    0, &count);
     while (bytes == -EAGAIN || bytes == -ETIMEDOUT);
-    if (bytes != (int64_t)sizeof options) return MS_OK;
+    if (bytes != (int64_t)sizeof options) {
+        os->close(os->user, socket);
+        return MS_OK;
+    }
     ms_agent *agent = NULL;
     ms_status status = ms_agent_open(context, &options, &agent);
+    if (agent) agent->requester = socket;
     if (!status) status = ms_agent_call_starter(agent);
     answer(context, socket, status, agent, &options);
     if (!status) {
@@ -53,6 +57,7 @@ ms_status ms_agent_serve(ms_context *context, int descriptor, ms_agent **out)
     }
     if (!status) *out = agent;
     else if (agent) ms_agent_close(agent);
+    else os->close(os->user, socket);
     return status;
 }
 

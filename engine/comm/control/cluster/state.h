@@ -87,6 +87,7 @@ struct ms_agent {
     uint8_t token[MS_TOKEN_BYTES];
     uint16_t port;
     ms_acceptor *acceptor; /* the first agent's, until all nodes have come */
+    ms_file *requester; /* to the rank that has asked for this process: it sees the socket close */
     ms_file *local_socket;
     char socket_path[108];
     ms_word stirred, closing;
