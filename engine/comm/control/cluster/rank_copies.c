@@ -21,20 +21,6 @@ _Static_assert(SHOWN_FROM % 8 == 0 && SHOWN_TO % 8 == 0, "the part that is shown
 _Static_assert(FLIGHTS_TO - FLIGHTS_FROM + sizeof(ms_write_body) <= MS_FRAME_BODY_MOST,
                "a flight record fits a frame");
 
-/* Each word is read and written as one, so a number never arrives as two halves. A text may be of
- * two moments; readers of texts know that. */
-void ms_copy_words(void *to, const void *from, size_t bytes)
-{
-    size_t i = 0;
-    for (; ((uintptr_t)to | (uintptr_t)from) % 8 == 0 && i + 8 <= bytes; i += 8)
-        atomic_store((_Atomic uint64_t *)(void *)((char *)to + i),
-                     atomic_load((_Atomic uint64_t *)(uintptr_t)((const char *)from + i)));
-    for (; ((uintptr_t)to | (uintptr_t)from) % 4 == 0 && i + 4 <= bytes; i += 4)
-        atomic_store((_Atomic uint32_t *)(void *)((char *)to + i),
-                     atomic_load((_Atomic uint32_t *)(uintptr_t)((const char *)from + i)));
-    memcpy((char *)to + i, (const char *)from + i, bytes - i);
-}
-
 /* ------------------------------------------------------------------- telling */
 
 /* The first agent tells all others; another one tells the first, which passes it on. */

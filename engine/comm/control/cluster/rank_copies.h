@@ -14,7 +14,5 @@ bool ms_agent_apply(ms_agent *agent, uint32_t origin, uint64_t offset, const voi
 void ms_agent_show(ms_agent *agent, bool all);
 /* At the end: also the flight records. */
 void ms_agent_show_flights(ms_agent *agent);
-/* Copies words that other processes may be writing. Addresses are multiples of 4. */
-void ms_copy_words(void *to, const void *from, size_t bytes);
 
 #endif

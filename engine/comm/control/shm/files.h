@@ -20,5 +20,8 @@ void ms_shm_files_close(ms_rendezvous *rendezvous);
 /* Pages for a part of the control file or of a heap, before it is touched; 0 or -errno. */
 int ms_shm_files_populate_control(ms_shm_files *files, void *address, size_t bytes);
 int ms_shm_files_populate_heap(ms_shm_files *files, uint32_t rank, void *address, size_t bytes);
+/* Copies words of the control file that other threads or processes may be writing. Addresses are
+ * multiples of 4. */
+void ms_copy_words(void *to, const void *from, size_t bytes);
 
 #endif

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "comm/control/shm/files.h"
+
 #define MS_AGREE_NS ((uint64_t)1000000000) /* a message to another node and back, and more */
 
 /* Unconditionally, also where no thread sleeps: it runs when a job ends, where a lost wake would be
@@ -107,7 +109,7 @@ bool ms_shm_flight(const ms_shm_files *files, uint32_t rank, uint64_t index, ms_
     ms_rank_line *line = &files->control->lines[rank];
     uint64_t count = atomic_load(&line->flights);
     if (index >= count || index + MS_FLIGHTS < count) return false;
-    *out = line->flight[index % MS_FLIGHTS];
+    ms_copy_words(out, &line->flight[index % MS_FLIGHTS], sizeof *out);
     out->label[sizeof out->label - 1] = out->script[sizeof out->script - 1] = '\0';
     return out->number > 0;
 }
