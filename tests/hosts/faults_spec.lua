@@ -52,10 +52,28 @@ local function ended(running)
   return code, text
 end
 
+-- The report in the run's folder; "": there is none.
+local function reported()
+  return command.read(folder .. "/run/report.txt")
+    or command.read(folder .. "/run/report-hostb.txt") or ""
+end
+
+-- Whether a report names the rank that the test has killed. MPICH sees a socket of that rank close
+-- before Linux says that its process has ended. It kills the other ranks of the host at once, and
+-- one of them may end first. The report names the rank that ended first, so under MPICH any rank of
+-- the victim's host is right.
+local function names(report, mpi, victim, ranks)
+  for _, one in ipairs(mpi == "mpich" and hosts.select(ranks, nil, victim.host) or { victim }) do
+    local text = ("rank %d (pid %d) on host %s "):format(one.rank, one.process, one.host)
+    if report:find(text, 1, true) then return true end
+  end
+  return false
+end
+
 -- One report, with all of this in it, in the run's folder too.
 local function reports(text, ...)
-  local report = command.read(folder .. "/run/report.txt")
-    or command.read(folder .. "/run/report-hostb.txt") or text
+  local report = reported()
+  if report == "" then report = text end
   for _, pattern in ipairs { ... } do
     assert.truthy(report:find(pattern), ("no '%s' in:\n%s"):format(pattern, text .. report))
   end
@@ -81,8 +99,8 @@ for i, mpi in ipairs(hosts.mpis()) do
       hosts.kill(victim.process, "KILL")
       local code, text = ended(running)
       assert.not_equal(0, code)
-      reports(text, ("rank %d %%(pid %d%%) on host %s"):format(victim.rank, victim.process,
-        victim.host), "all_reduce #", "at step")
+      reports(text, "all_reduce #", "at step")
+      assert.truthy(names(text .. reported(), mpi, victim, victims), text .. reported())
       assert.falsy(text:find("before its first collective", 1, true), text)
     end)
 
@@ -108,8 +126,7 @@ while true do end]])
       local _, text = ended(running)
       local report = command.read(folder .. "/run/report.txt")
       assert.truthy(report, text)
-      assert.truthy(report:find(("rank %d (pid %d) on host %s "):format(victim.rank,
-        victim.process, victim.host), 1, true), report)
+      assert.truthy(names(report, mpi, victim, victims), report)
       assert.truthy(report:find("after all_reduce #1 of world", 1, true), report)
     end)
 
