@@ -274,9 +274,15 @@ do
   assert(text(kinds) == "evaluation 7", text(kinds))
 end
 
--- What a view has.
+-- What a view has. The host's clock counts nanoseconds. A GPU's events count half microseconds, so
+-- what takes less may take 0 there.
 do
   local seen
+  local least = ms.device() == "cuda" and 0 or 1e-6
+  local function takes(time, happens)
+    if happens then return time >= least end
+    return time == 0
+  end
   local _, net = run({ prefetch = ms.prefetch { name = "view", plan = function(view)
     seen = view
     return {}
@@ -289,8 +295,8 @@ do
     assert(visit.name == unit.name and visit.shard_bytes == unit.shard_bytes)
     assert(visit.bytes == (size > 1 and unit.bytes or 0))
     assert(visit.phase == (i <= 7 and "forward" or "backward"))
-    assert(visit.compute_ms > 0 and (visit.gather_ms > 0) == (size > 1))
-    assert((visit.reduce_ms > 0) == (visit.phase == "backward"))
+    assert(visit.compute_ms >= least and takes(visit.gather_ms, size > 1))
+    assert(takes(visit.reduce_ms, visit.phase == "backward"))
     if visit.phase == "forward" then compute = compute + visit.compute_ms end
   end
   -- The times of units and of forward may be those of two passes, of which a busy machine runs one

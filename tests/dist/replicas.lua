@@ -79,9 +79,10 @@ local changes = {
   { "the sign of a zero", function(model)
     model:parameters()[2]:fill_(rank == last and -0.0 or 0)
   end, "0.bias", true },
+  -- Not the bias of one element: the last rank of hybrid_shard has no element of it.
   { "a frozen weight", function(model)
-    if rank == last then model:parameters()[4]:add_(1) end
-  end, "1.bias", true, function(model) model:parameters()[4]:requires_grad_(false) end },
+    if rank == last then model:parameters()[3]:add_(1) end
+  end, "1.weight", true, function(model) model:parameters()[3]:requires_grad_(false) end },
   { "a rate", function(_, optimizer) optimizer:groups()[1].lr = 0.5 end,
     "groups/1/lr' is 0.001 on rank", "0.5 on rank " .. last },
   { "a rate that is a tensor", function(_, optimizer)
