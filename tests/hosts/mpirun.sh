@@ -15,6 +15,8 @@ case $mpi in
 openmpi)
     # There are more processes than cores, and root is only root of the namespaces.
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+    # Open MPI does not free all that it allocates.
+    export ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0
     exec mpirun.openmpi --host "$hosts" -n "$count" --mca plm_rsh_agent "$folder/on.sh" \
         --mca mpi_yield_when_idle 1 "$@"
     ;;

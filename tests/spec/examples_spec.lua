@@ -43,7 +43,7 @@ for _, one in ipairs(list) do
 end
 ]==]
 
-local LUA <const> = os.getenv "MOONSHARD_LUA" or "lua5.4"
+local LUA <const> = arg and arg[-1] or "lua5.4"
 
 -- Runs examples in a process of their own; returns what is wrong, by name.
 local function run(folder, list)
