@@ -8,23 +8,29 @@ bundle=$build/bundle
 limit=$((48 * 1024 * 1024))
 
 rm -rf "$bundle" "$build/unpacked"
-mkdir -p "$bundle" "$build/unpacked/tests" "$build/unpacked/ranks" "$build/unpacked/lib"
+mkdir -p "$bundle" "$build/unpacked/tests" "$build/unpacked/ranks" \
+    "$build/unpacked/programs" "$build/unpacked/lib"
 cmake --install "$build" --prefix "$build/unpacked" --strip >/dev/null
-for test in "$build"/tests/unit/*; do
-    [ -f "$test" ] && [ -x "$test" ] || continue
-    source=$(dirname "$0")/../unit/$(basename "$test").c
-    marks=$(head -5 "$source" 2>/dev/null | grep 'ctest:') || continue
+# A test of tests/unit is a link to the program of its layer, which is copied once.
+take() { # folder, name of the test
+    local program
+    program=$(basename "$(readlink "$build/tests/unit/$2")")
+    [ -e "$build/unpacked/programs/$program" ] ||
+        strip -o "$build/unpacked/programs/$program" "$build/tests/programs/$program"
+    ln -s "../programs/$program" "$build/unpacked/$1/$2"
+}
+for source in "$(dirname "$0")"/../unit/*/*.c; do
+    marks=$(head -5 "$source" | grep 'ctest:') || continue
     if grep -qE ' cuda( |$)' <<<"$marks" && ! grep -q host-tasks <<<"$marks"; then
-        strip -o "$build/unpacked/tests/$(basename "$test")" "$test"
+        take tests "$(basename "$source" .c)"
     fi
 done
-
 for test in comm_collectives comm_direct comm_drop comm_share ddp_hooks ddp_reducer hook_kinds; do
-    strip -o "$build/unpacked/ranks/$test" "$build/tests/unit/$test"
+    take ranks "$test"
 done
 
 # glibc and NVIDIA's driver must be those of the other machine.
-LD_LIBRARY_PATH=$build/unpacked/lib ldd "$build"/unpacked/bin/moonshard "$build"/unpacked/{tests,ranks}/* | sed -n 's/.*=> \(\/[^ ]*\) .*/\1/p' | sort -u |
+LD_LIBRARY_PATH=$build/unpacked/lib ldd "$build"/unpacked/bin/moonshard "$build"/unpacked/programs/* | sed -n 's/.*=> \(\/[^ ]*\) .*/\1/p' | sort -u |
     grep -vE '/(libc|libm|libdl|librt|libpthread|ld-linux[^/]*|libcuda|libnvidia[^/]*)\.so' |
     grep -v "^$build/" | sort -u | xargs -I{} cp -L {} "$build/unpacked/lib/"
 
