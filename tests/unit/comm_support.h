@@ -174,6 +174,15 @@ static inline void run_threads(rank *all, uint32_t count)
     if (child == 0) _exit(0);
 }
 
+/* Zeroed memory of ranks and their test: what ranks write there the test sees, also where they have
+ * a process of their own. It is freed with munmap, or stays. */
+static inline void *shared_memory(size_t bytes)
+{
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(memory != MAP_FAILED);
+    return memory;
+}
+
 /* Runs all ranks to their end; `why` of each in reasons. Returns the cause if the job was ended. */
 static inline ms_abort_record run_job(const job *what, rank *ranks)
 {
@@ -185,9 +194,7 @@ static inline ms_abort_record run_job(const job *what, rank *ranks)
     cluster_job *hosts = several ? cluster_job_new(&what->options, what->layout) : NULL;
     ms_context_init(&context, what->os);
     if (!several) assert_int_equal(ms_rendezvous_new(&context, &what->options, &rendezvous), MS_OK);
-    rank *all =
-        mmap(NULL, count * sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    assert_true(all != MAP_FAILED);
+    rank *all = shared_memory(count * sizeof *all);
     pid_t children[MS_LOCAL_RANKS_MAX] = { 0 };
     for (uint32_t r = 0; r < count; r++) {
         all[r] = (rank){ .job = what,

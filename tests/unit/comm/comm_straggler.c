@@ -13,12 +13,12 @@ typedef struct watch {
     char lines[2][MS_ERROR_MESSAGE_BYTES]; /* written before told counts them */
 } watch;
 
-static watch the_watch;
+static watch *the_watch; /* shared with ranks that have a process of their own */
 
 static uint64_t read_clock(void *user)
 {
     (void)user;
-    return atomic_load(&the_watch.now);
+    return atomic_load(&the_watch->now);
 }
 
 static void keep(void *user, ms_log_level level, const char *message)
@@ -76,7 +76,8 @@ static void a_rank_that_keeps_others_waiting_is_told_about_once(void **state)
     static rank ranks[RANKS];
     ms_os os = *ms_os_posix();
     os.monotonic_ns = read_clock;
-    atomic_store(&the_watch.now, 1000000000);
+    the_watch = shared_memory(sizeof *the_watch);
+    atomic_store(&the_watch->now, 1000000000);
     job work = { .kind = THREADS,
                  .options = { .ranks = RANKS,
                               .threads = 1,
@@ -84,16 +85,16 @@ static void a_rank_that_keeps_others_waiting_is_told_about_once(void **state)
                               .timeout_ns = 300000000000u },
                  .os = &os,
                  .run = straggle,
-                 .argument = &the_watch,
+                 .argument = the_watch,
                  .log = keep };
     ms_abort_record cause = run_job(&work, ranks);
     for (int r = 0; r < RANKS; r++)
         if (*ranks[r].why) fail_msg("%s", ranks[r].why);
     assert_int_equal(cause.reason, MS_ABORT_NONE);
-    if (atomic_load(&the_watch.told) != 2)
-        fail_msg("told %d times: %s\n%s", atomic_load(&the_watch.told), the_watch.lines[0],
-                 the_watch.lines[1]);
-    const char *first = the_watch.lines[0], *second = the_watch.lines[1];
+    if (atomic_load(&the_watch->told) != 2)
+        fail_msg("told %d times: %s\n%s", atomic_load(&the_watch->told), the_watch->lines[0],
+                 the_watch->lines[1]);
+    const char *first = the_watch->lines[0], *second = the_watch->lines[1];
     /* Without steps 5 s are long, and with steps of 2 s, 20 s. */
     if (seconds_in(first) < 5 || seconds_in(first) >= 20 || seconds_in(second) < 20)
         fail_msg("%s\n%s", first, second);

@@ -309,10 +309,8 @@ static void account_as_rank(rank *self)
 static void a_fake_world_counts_as_a_real_one(void **state)
 {
     (void)state;
-    accounts real[4], fake;
-    accounts *pointer = real;
-    memset(real, 0, sizeof real);
-    run_well(THREADS, 4, account_as_rank, &pointer);
+    accounts *real = shared_memory(4 * sizeof *real), fake;
+    run_well(THREADS, 4, account_as_rank, &real);
     for (uint32_t rank_number = 0; rank_number < 4; rank_number++)
         for (int sim = 0; sim < 2; sim++) {
             ms_engine *engine = alone(sim ? "sim" : "cpu");
@@ -341,6 +339,7 @@ static void a_fake_world_counts_as_a_real_one(void **state)
     assert_int_equal(real[1].traffic[MS_SCATTER].payload_bytes, 0);
     assert_int_equal(real[0].traffic[MS_SCATTER].payload_bytes, 96);
     assert_int_equal(real[0].traffic[MS_COLLECTIVES].calls, 9);
+    munmap(real, 4 * sizeof *real);
 }
 
 static double counting(const void *context, int64_t i)
