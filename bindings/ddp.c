@@ -131,7 +131,7 @@ static int reducer(lua_State *L)
     given.options.hook_links = hook.links;
     ms_status status = ms_reducer_new(engine, &given.options, parameters, count, &made);
     box->of = made;
-    box->source = ms_reducer_source(made);
+    if (made) box->source = ms_reducer_source(made);
     /* The engine takes the hook over only with success. */
     if (status && given.options.hook_user) ms_callback_free(given.options.hook_user);
     ms_lua_ok(L, status);

@@ -163,7 +163,7 @@ static int sharded(lua_State *L)
     options.hook_once = ms_lua_field_boolean(L, 3, "hook_once", false);
     ms_status status = ms_fsdp_new(engine, &options, parameters, count, &made);
     box->of = made;
-    box->source = ms_fsdp_source(made);
+    if (made) box->source = ms_fsdp_source(made);
     if (status && options.hook_user) ms_callback_free(options.hook_user);
     ms_lua_ok(L, status);
     lua_settop(L, at);
