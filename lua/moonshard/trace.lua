@@ -149,9 +149,18 @@ function trace.stop()
   local file, count = path, writers()
   path, core.tracing = nil, nil
   core.trace_label()
-  local text = "[\n" .. table.concat(lines_of(core.trace_stop()), ",\n") .. "\n]\n"
+  -- It waits for all tasks. If one has failed or the job has ended, the first wait raises the
+  -- error, and later waits do not. The records are complete, so they are written first.
+  local stopped, records, ranges = pcall(core.trace_stop)
+  local failure = not stopped and { records }
+  if failure then
+    stopped, records, ranges = pcall(core.trace_stop)
+    if not stopped then error(failure[1], 0) end
+  end
+  local text = "[\n" .. table.concat(lines_of(records, ranges), ",\n") .. "\n]\n"
   local ok, message, code = core.file_write(count > 1 and part_of(file, core.rank()) or file, text)
-  if ok and count > 1 then return trace._join(file, count, true) end
+  if ok and count > 1 then ok, message, code = trace._join(file, count, true) end
+  if failure then error(failure[1], 0) end
   return ok, message, code
 end
 

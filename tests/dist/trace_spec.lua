@@ -117,6 +117,21 @@ describe("the trace of a job", function()
     check(events_of "mine.json", 3)
   end)
 
+  -- The wait for the tasks raises the error of the one that failed.
+  it("is written where a task has failed, and the error is raised after that", function()
+    command.write(folder .. "/fails.lua", [[
+local ms = require "moonshard"
+assert(ms.trace.start "mine.json")
+ms.ones { 4, 2 }:index_select(1, ms.tensor({ 9 }, "i64"))
+print(pcall(ms.trace.stop))
+]])
+    local out = command.succeed(folder, "run fails.lua")
+    assert.matches("^false\tfails.lua:4: index_select: index 9 outside 0..3", out)
+    local names = {}
+    for _, event in ipairs(events_of "mine.json") do names[event.name] = true end
+    assert.truthy(names.gather)
+  end)
+
   it("has what the others did when a rank was killed", function()
     local code = command.run(folder, "run r.lua -n 2 kill=true --trace t.json")
     assert.equal(7, code)

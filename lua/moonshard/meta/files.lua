@@ -172,12 +172,14 @@
 --- ms.trace.stop()
 --- ```
 ---@field start fun(path: string): true?, string?, string?
+--- Ends recording, waits for all tasks and writes the file. If a task has failed or the job has
+--- ended, and nothing has raised that error before, it is raised after the file is written.
 --- ```lua
 --- assert(ms.trace.start "trace.json")
 --- ms.ones({ 4, 4 }):sum()
---- ms.trace.stop()
+--- ms.trace.stop() --> true
 --- ```
----@field stop fun()   ends recording and writes the file; **blocks**
+---@field stop fun(): true?, string?, string?   **blocks**
 --- Runs f and returns its results. The trace shows the work that f enqueues as a range of this
 --- name.
 --- ```lua
