@@ -26,7 +26,7 @@
 static uint64_t wire_of(const ms_group *group, uint8_t kind, uint64_t whole)
 {
     uint64_t size = group->size;
-    /* A recv sends nothing, and a group of one has nobody to send to. */
+    /* Nothing is sent by a recv, and nothing within a group of one rank. */
     if (size == 1 || kind == MS_RECV) return 0;
     uint64_t others = whole / size * (size - 1) + whole % size * (size - 1) / size;
     switch (kind) {

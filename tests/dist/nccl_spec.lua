@@ -1,5 +1,5 @@
--- Training over NCCL, which a stub is in for that adds in rank order: the bits of local. And
--- what a user sees of errors.
+-- Training over the library of tests/stub/nccl, which has NCCL's functions and adds in rank order:
+-- it has the bits of the transport "local". And what a user sees of errors.
 local command = require "command"
 local folder
 before_each(function() folder = command.folder() end)

@@ -1,5 +1,5 @@
 -- Ranks of several hosts that meet without MPI, as torchrun or srun start them. Their tensors
--- travel through NCCL, which a stub is in for (tests/stub/nccl).
+-- travel through the library of tests/stub/nccl, which has NCCL's functions.
 -- ctest: waits
 local hosts = require "hosts"
 local command = require "command"

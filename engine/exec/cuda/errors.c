@@ -1,9 +1,9 @@
 /* errors.c: what every file of the cuda device begins and ends with: the context, and errors.
  *
  * A launch that fails, or an event that reports an error, makes its stream fail (ms_stream_fail),
- * from any thread. The core then refuses new work with the first cause. Kernels that are in the
- * driver's queue already still run. Nobody can read what they write: the core treats it as never
- * written. */
+ * from any thread. The core then refuses new work and reports the first cause. Kernels that the
+ * driver has queued before still run. The core treats their results as never written, so no task
+ * or script can read them. */
 #include "exec/cuda/errors.h"
 
 #include <stdarg.h>

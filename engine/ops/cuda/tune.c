@@ -197,7 +197,8 @@ static size_t bytes_of(const ms_product_key *key, int64_t rows, int64_t columns,
     return ((size_t)elements * ms_dtype_bytes((ms_dtype)dtype) + 255) / 256 * 256;
 }
 
-/* How many bytes the operands take, and where they are behind `base` if that is not NULL. */
+/* Returns how many bytes the operands take. If `base` is not NULL, it also sets their addresses,
+ * one after the other from `base` on. */
 static size_t lay_out(timing *t, char *base)
 {
     const ms_product_key *key = &t->plan->key;

@@ -153,9 +153,10 @@
 --- ms.scripts.tokenizer(model) --> nil
 --- ```
 ---@field tokenizer fun(model: ms.LanguageModel, ...: ms.Dataset): ms.Tokenizer?
---- The end of a recipe: saves the model into the folder "model" of the run, and says where it is and
---- what the last validation has given. With has_adapters, it first saves the adapters into the folder
---- "adapter" and merges them into the model. All ranks call it. A model that cannot be saved raises.
+--- The end of a recipe: saves the model into the folder "model" of the run, and says where it is
+--- and what the last validation has given. With has_adapters, it first saves the adapters into the
+--- folder "adapter" and merges them into the model. All ranks call it. A model that cannot be saved
+--- raises.
 --- ```lua
 --- local model = ms.nn.gpt2 { vocab = 64, context = 16, layers = 1, width = 32, heads = 2 }
 --- ms.scripts.save({ step = 0, tokens_per_second = 0, run = "." }, model)

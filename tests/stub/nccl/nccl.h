@@ -58,7 +58,7 @@ typedef struct ncclConfig_t {
 
 /* ------------------------------------------------------------------ wrong.c */
 
-/* Replaces what goes wrong, and counts again; NULL: nothing does. */
+/* Sets which calls fail or hang, and counts calls from 0 again. NULL: none fails. */
 STUB_EXPORT void stub_nccl_plan(const char *plan);
 /* What ncclGetLastError answers from now on; it is not copied. */
 STUB_EXPORT void stub_nccl_says(const char *text);
