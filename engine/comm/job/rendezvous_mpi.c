@@ -138,7 +138,7 @@ static ms_status receive(ms_exchange *exchange, uint32_t rank, void *memory, siz
     return pass((ms_mpi_exchange *)exchange, false, rank, memory, bytes);
 }
 
-/* News of MPI wakes the rank at its line from now on, so the record stays as long as MPI does. */
+/* News of MPI wakes the rank at its line from now on, so the exchange stays as long as MPI does. */
 static void end(ms_exchange *exchange, ms_shm_files *files)
 {
     ms_mpi_exchange *own = (ms_mpi_exchange *)exchange;
@@ -223,7 +223,8 @@ static ms_status begin(ms_mpi_exchange *exchange, const ms_launcher *launcher)
                               .ending_ns = most_ns < MS_FINALIZE_NS ? most_ns : MS_FINALIZE_NS,
                               .crowded = true,
                               .news = hear_news,
-                              .user = exchange };
+                              .user = exchange,
+                              .owns_user = true };
     snprintf(place->mpi, sizeof place->mpi, "%s", module_of(launcher->kind, options->mpi));
     snprintf(path, sizeof path, "%s/libmoonshard_mpi_%s.so", options->modules, place->mpi);
     ms_status status = load_module(exchange, path, &module);

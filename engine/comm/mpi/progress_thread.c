@@ -344,12 +344,19 @@ void ms_mpi_rest(ms_mpi *mpi)
     (void)await_stage(mpi, RESTING, STOP_NS, NULL);
 }
 
+/* The thread is at its end. */
+static void free_stopped(ms_context *context, ms_mpi *mpi)
+{
+    mpi->os->thread_join(mpi->os->user, mpi->thread);
+    if (mpi->options.owns_user) ms_release(context, mpi->options.user);
+    ms_release(context, mpi);
+}
+
 ms_status ms_mpi_close(ms_context *context, ms_mpi *mpi, ms_word *over)
 {
     if (atomic_load(&mpi->given_up)) {
         if (atomic_load(&mpi->stage) != CLOSED) return MS_OK;
-        mpi->os->thread_join(mpi->os->user, mpi->thread);
-        ms_release(context, mpi);
+        free_stopped(context, mpi);
         return MS_OK;
     }
     atomic_store(&mpi->resting, true);
@@ -364,10 +371,9 @@ ms_status ms_mpi_close(ms_context *context, ms_mpi *mpi, ms_word *over)
     if (!ended)
         return ms_fail(context, MS_ERROR_TIMEOUT, "%s of %s did not return in %g s",
                        call_of(mpi, "MPI_Finalize"), mpi->module->name, (double)most_ns * 1e-9);
-    mpi->os->thread_join(mpi->os->user, mpi->thread);
     ms_status status = *mpi->why ? ms_fail(context, MS_ERROR_IO, "MPI_Finalize of %s: %s",
                                            mpi->module->name, mpi->why)
                                  : MS_OK;
-    ms_release(context, mpi);
+    free_stopped(context, mpi);
     return status;
 }

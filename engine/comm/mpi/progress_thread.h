@@ -48,6 +48,7 @@ typedef struct ms_mpi_options {
     /* Called by the progress thread when messages have ended, or all have failed. */
     void (*news)(void *user);
     void *user;
+    bool owns_user; /* once opened, `user` is memory of a context, freed with the record */
 } ms_mpi_options;
 
 /* Starts the thread and MPI. If MPI does not come back, the process can only end: MS_ERROR_TIMEOUT
