@@ -40,8 +40,8 @@ end
 -- As recipes/README.md has them.
 local CODES <const> = {
   { "0", "done" }, { "1", "error in the recipe" }, { "2", "wrong usage" },
-  { "3", "bad checkpoint, data or configuration; what the machine lacks (a driver, NCCL); or the \z
-    last checkpoint could not be saved" },
+  { "3", "bad checkpoint, data or configuration; the machine lacks something that the run \z
+    needs (a driver, NCCL); or the last checkpoint could not be saved" },
   { "4", "loss or gradients not finite" }, { "5", "ranks disagree, or one ended early" },
   { "6", "a rank showed no progress for --timeout seconds while others waited for it, \z
     or for --stuck seconds" },
