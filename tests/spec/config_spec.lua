@@ -56,6 +56,27 @@ describe("ms.config", function()
     refuses("steps", "key=value")
   end)
 
+  it("gives the value of one option or of the one that replaces it", function()
+    local text = [[
+      local ms = require "moonshard"
+      local cfg = ms.config { minutes = 3.0, steps = { 0, replaces = "minutes", help = "or so" } }
+      print(cfg.minutes, cfg.steps)
+    ]]
+    local file = file_with(".json", '{"minutes": 5}')
+    shows("3.0 nil\n", "", text)
+    shows("2.0 nil\n", "minutes=2", text)
+    shows("nil 7\n", "steps=7", text)
+    shows("nil 7\n", "steps=7 --config " .. file, text)
+    shows("5.0 nil\n", "--config " .. file, text)
+    local code, output = run("steps=7 minutes=2", text)
+    assert.equal(2, code, output)
+    assert.matches("options steps and minutes are both given %(from the command line%)", output)
+    code, output = run("--help", text)
+    assert.equal(0, code)
+    assert.matches("\n  steps = +or so\n", output)
+    os.remove(file)
+  end)
+
   it("names the nearest option", function()
     refuses("step=3", "'step'", "'steps'")
     refuses("model.layer=3", "'model.layer'", "'model.layers'")
@@ -101,6 +122,8 @@ describe("ms.config", function()
       ["ms.config { a = print }"] = "function",
       ["ms.config(5)"] = "table",
       ["ms.config { a = 1 } ms.config { b = 2 }"] = "already",
+      ["ms.config { a = { 1, replaces = 'b' } }"] = "option a replaces b",
+      ["ms.config { a = { 1, replaces = 'a' } }"] = "option a replaces a",
     } do
       local code, output = run("", 'local ms = require "moonshard" ' .. text)
       assert.equal(1, code, output)

@@ -24,7 +24,7 @@ local function declare(options, prefix, list)
       local item = { path = path, default = value }
       if type(value) == "table" then
         item = { path = path, default = value[1], help = value.help, choices = value.choices }
-        item.open, item.check = value.open, value.check
+        item.open, item.check, item.replaces = value.open, value.check, value.replaces
       end
       local kind = type(item.default)
       if kind ~= "number" and kind ~= "string" and kind ~= "boolean" then
@@ -36,6 +36,17 @@ local function declare(options, prefix, list)
     end
   end
   return list
+end
+
+-- An option takes the place of another one, which must be there and take nobody's.
+local function check_replaced(list)
+  for _, item in ipairs(list) do
+    local other = item.replaces and list[item.replaces]
+    if item.replaces ~= nil and (not other or other == item or other.replaces or other.open) then
+      core.raise(("config: option %s replaces %s, which is no other plain option"):format(item.path,
+        tostring(item.replaces)))
+    end
+  end
 end
 
 local function type_name(default)
@@ -123,7 +134,8 @@ local function print_help(list)
   io.write(("usage: moonshard run %s [switches] [key=value ...]\n\noptions of this recipe:\n")
     :format(launch.recipe or "RECIPE"))
   for _, item in ipairs(list) do
-    local default = ("%s = %s"):format(item.path, shown(item.default))
+    local default = item.replaces and item.path .. " =" or
+      ("%s = %s"):format(item.path, shown(item.default))
     local choices = ""
     if item.choices then
       local names = {}
@@ -146,8 +158,24 @@ local function put(list, values, path, value, from)
   end
   item = find(list, path, from)
   values[path] = convert(item, value, from)
+  item.from = from
   local wrong = item.check and item.check(values[path])
   if wrong then fail(("option %s (from %s): %s"):format(path, from, wrong)) end
+end
+
+-- Of an option and the one that it replaces, the value that is not in force is removed.
+local function choose(list, values)
+  for _, item in ipairs(list) do
+    local other = item.replaces and list[item.replaces]
+    if item.replaces and item.from and other.from == item.from then
+      fail(("options %s and %s are both given (from %s), and %s takes the place of %s: give one")
+        :format(item.path, other.path, item.from, item.path, other.path))
+    elseif item.replaces then
+      -- The command line overrides the file.
+      local replaced = item.from and other.from ~= "the command line"
+      values[replaced and other.path or item.path] = nil
+    end
+  end
 end
 
 -- The values as a table of tables. The parts of an open option are in a table beside it: hook,
@@ -173,7 +201,8 @@ local function note_settings(list, values)
     launch.settings[#launch.settings + 1] = { name = name, value = value, changed = changed }
   end
   for _, item in ipairs(list) do
-    note(item.path, values[item.path], values[item.path] ~= item.default)
+    local value = values[item.path]
+    if value ~= nil then note(item.path, value, item.replaces ~= nil or value ~= item.default) end
     local names = {}
     for name in pairs(item.parts or {}) do names[#names + 1] = name end
     table.sort(names)
@@ -190,6 +219,7 @@ function config.config(options)
   end
   launch.declared = true
   local list = declare(options, "", {})
+  check_replaced(list)
   if launch.help then
     print_help(list)
     launch.exit(0)
@@ -206,6 +236,7 @@ function config.config(options)
     if not path then fail(("'%s': options are written key=value"):format(argument)) end
     put(list, values, path, text, "the command line")
   end
+  choose(list, values)
   note_settings(list, values)
   return nest(list, values)
 end
