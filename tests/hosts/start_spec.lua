@@ -49,7 +49,8 @@ end
 local function train(mpi, where, switches)
   local running = start(mpi, where, ("%s --threads 1 '%s/recipes/gpt_bytes.lua' length=16 batch=4 \z
     model.width=32 model.layers=2 model.heads=2 every.eval=1000000000 every.sample=1000000000 \z
-    every.save=1000000000 steps=1000000 run='%s/run'"):format(switches, command.source, folder))
+    every.save=1000000000 steps=1000000 dtype=bf16 data='%s/README.md' run='%s/run'")
+    :format(switches, command.source, command.source, folder))
   local begun = hosts.await_job(running, function()
     local _, steps = (command.read(folder .. "/run/metrics.jsonl") or ""):gsub("\n", "")
     return steps > 3
@@ -195,8 +196,13 @@ describe("run --hosts", function()
         local running = train(mpi, "hosta:2,hostb:2", "")
         hosts.kill(starter(), "KILL")
         finish(running)
-        assert.truthy(command.read(folder .. "/run/report.txt")
-          :find("the process that has started the job (moonshard run --hosts) has ended", 1, true))
+        -- The launcher dies with the program. Its daemons kill the ranks then, and one of these may
+        -- be gone before its agent has noticed that the program is.
+        local report = command.read(folder .. "/run/report.txt")
+        assert.truthy(report:find(
+          "the process that has started the job (moonshard run --hosts) has ended", 1, true)
+          or report:find "rank %d[^\n]* killed by SIG%u+"
+          or report:find "host host[ab] %(ranks %d, %d%) is lost", report)
       end)
 
       it("ends a launcher that does nothing after --init-timeout, by " .. mpi, function()
