@@ -487,9 +487,20 @@ describe("schedules", function()
     assert.equal(1, optim.wsd({ steps = 5, decay = 0 })(4))
   end)
 
+  it("have their warm-up without a number of steps, which nothing has given", function()
+    for name, options in pairs {
+      linear = { warmup = 2 }, cosine = { warmup = 2 }, wsd = { warmup = 2, decay = 1 },
+    } do
+      local f = optim[name](options)
+      near({ 0.5, 1 }, { f(0), f(1) })
+      fails(function() f(2) end, "optim." .. name, "give steps", "warm-up of 2")
+    end
+    near({ 1, 1 }, { optim.constant()(0), optim.constant()(9) })
+  end)
+
   it("refuse options that make no sense", function()
     fails(function() optim.cosine { step = 10 } end, "optim.cosine", "'step'", "'steps'")
-    fails(function() optim.cosine {} end, "give steps")
+    fails(function() optim.wsd { steps = 10 } end, "give decay")
     fails(function() optim.linear { steps = 1.5 } end, "integer")
     fails(function() optim.linear { steps = 10, floor = 2 } end, "floor")
     fails(function() optim.wsd { steps = 10, decay = 8, warmup = 4 } end, "10 steps")

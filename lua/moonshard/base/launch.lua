@@ -43,6 +43,8 @@ local launch = {
   -- `moonshard check`: nothing is written or printed, and values are zeros that decide nothing
   checking = false,
   sharded = nil,         -- where `moonshard check` runs: the groups of sharded models
+  for_gpu = false,       -- `moonshard check --device cuda`
+  assumptions = {},      -- what a run on another machine, or a real one, may choose otherwise
 }
 
 --- Seeds math.random in a Lua state that the program made. Lua cannot save the generator's state; a

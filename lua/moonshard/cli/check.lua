@@ -112,6 +112,7 @@ local function result_of(core, rates, hosts)
     record.between_hosts_bytes = nil
   end
   if hosts then result.between_hosts_bytes = core.json_list { between } end
+  result.assumptions = core.json_list(launch.assumptions)
   result.groups, result.collectives, result.order_hash = core.json_list(groups),
     core.json_list(collectives), ("%016x"):format(hash)
   return result
@@ -181,6 +182,7 @@ local function show(result, beside)
     lines[#lines + 1] = ("  and %d more: --json has all of them"):format(
       #result.collectives - LISTED)
   end
+  for _, text in ipairs(result.assumptions) do lines[#lines + 1] = text end
   local times = result.estimated_times
   for _, plan in ipairs(times.plans) do
     lines[#lines + 1] = ("made from estimated times (rates: %s), a real run may differ: %s")
@@ -323,6 +325,7 @@ local function many(core, parsed, arguments)
   result.peak_bytes, result.groups, result.collectives = core.json_list(result.peak_bytes),
     core.json_list(result.groups), core.json_list(result.collectives)
   result.estimated_times.plans = core.json_list(result.estimated_times.plans)
+  result.assumptions = core.json_list(result.assumptions)
   return result
 end
 
@@ -396,7 +399,8 @@ function check.main(arguments)
   if parsed.rank and (parsed.rank < 0 or parsed.rank >= parsed.ranks) then
     launch.exit(2, ("--rank %d: there are ranks 0 to %d"):format(parsed.rank, parsed.ranks - 1))
   end
-  local beside = parsed.device == "cuda" and core.gpu_scratch() or nil
+  local for_gpu = parsed.device == "cuda"
+  local beside = for_gpu and core.gpu_scratch() or nil
   local answer = parsed.answer and assert(io.open(parsed.answer, "w")) or io.stdout
   local function tell(result)
     result.scratch_bytes_of_stream = beside
@@ -410,6 +414,7 @@ function check.main(arguments)
   parsed.device = "sim"
   switches.apply(parsed)
   core.configure { for_gpu = beside ~= nil }
+  launch.for_gpu = for_gpu
   if parsed.ranks > 1 then
     core.configure { group = "fake", rank = parsed.rank, world_size = parsed.ranks,
       hosts = counts_of(parsed.hosts), sum_by_ranks = parsed.sum_order == "ranks" }

@@ -2,6 +2,7 @@
 -- ended, the exit code.
 local core = require "moonshard.core"
 local launch = require "moonshard.base.launch"
+local own_command = require "moonshard.base.own_command"
 
 local ranks = {}
 
@@ -127,39 +128,10 @@ local function places(outcome, numbers, flights)
   return table.concat(texts, "; ")
 end
 
--- A word of a command as a shell reads it.
-local function quoted(word)
-  if word:match "^[%w_./:=,@%%+-]+$" then return word end
-  return "'" .. word:gsub("'", "'\\''") .. "'"
-end
-
--- The folder in which resume=auto looks without more options.
-local function usual_folder(parsed)
-  for _, option in ipairs(parsed.options) do
-    local run = option:match "^run=(.+)$"
-    if run then return run end
-  end
-  return "runs/" .. (parsed.recipe:match "([^/]+)%.lua$" or "run")
-end
-
--- The command that goes on with the run of this folder: the user's own, with other options where
--- they would begin again, or go on with another run (a folder that exists gets a number). What a
--- user's mpirun was given is not known here.
+-- The command that goes on with the run of this folder.
 local function resume_command(parsed, folder)
-  local added = { "resume=auto" }
-  if usual_folder(parsed):gsub("/+$", "") ~= folder then
-    table.insert(added, 1, "run=" .. quoted(folder))
-  end
-  if launch.process and launch.process.kept_ranks and not parsed.hosts then
-    return "the same command with " .. table.concat(added, " ")
-  end
-  local words = { "moonshard" }
-  for _, word in ipairs(launch.arguments_given or {}) do
-    if not word:match "^resume=" and not (#added > 1 and word:match "^run=") then
-      words[#words + 1] = quoted(word)
-    end
-  end
-  return table.concat(table.move(added, 1, #added, #words + 1, words), " ")
+  local kept = launch.process and launch.process.kept_ranks
+  return own_command.resume(parsed.recipe, parsed.options, folder, kept and not parsed.hosts)
 end
 
 local function read(path)

@@ -4,6 +4,11 @@ local data_files = {}
 -- A data set or loader -> the paths of its files: one list for all parts of a data set.
 local files = setmetatable({}, { __mode = "k" })
 
+-- A data set or loader -> what it is, where a script knows more than its paths.
+local abouts = setmetatable({}, { __mode = "k" })
+
+local NAMED <const> = 3        -- paths in a line
+
 -- One spelling of a path: a path that is a part of another one is the folder of its file.
 local function plain(path)
   local text = path:gsub("/+", "/")
@@ -20,7 +25,25 @@ function data_files.note(set, paths) files[set] = paths end
 --- Notes that a part of a data set, or a loader of it, has its files.
 ---@param part ms.Dataset|ms.Loader
 ---@param whole ms.Dataset
-function data_files.inherit(part, whole) files[part] = files[whole] end
+function data_files.inherit(part, whole)
+  files[part], abouts[part] = files[whole], abouts[whole]
+end
+
+--- Notes what a data set is, for the first lines of a run.
+---@param set ms.Dataset
+---@param text string
+function data_files.tell(set, text) abouts[set] = text end
+
+--- One line about what a loader reads; nil: that is not known.
+---@param loader any
+---@return string?
+function data_files.describe(loader)
+  local list = files[loader]
+  if abouts[loader] or not list then return abouts[loader] end
+  local more = #list - NAMED
+  return table.concat(list, ", ", 1, math.min(#list, NAMED))
+    .. (more > 0 and (" and %d more file%s"):format(more, more > 1 and "s" or "") or "")
+end
 
 --- A file that both were read from; nil: none, or both are parts of one data set, or it is not
 --- known where they come from.

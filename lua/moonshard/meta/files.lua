@@ -153,8 +153,15 @@
 --- ms.scripts.tokenizer(model) --> nil
 --- ```
 ---@field tokenizer fun(model: ms.LanguageModel, ...: ms.Dataset): ms.Tokenizer?
---- The end of a recipe: saves the model into the folder "model" of the run, and says where it is
---- and what the last validation has given. With has_adapters, it first saves the adapters into the
+--- The text of recipes that are started without one, one token a byte: sayings in English of
+--- Debian's package fortunes, which the launcher installs where it can, else the files of this
+--- repository beside the recipe. The first lines of the run say which.
+--- ```lua
+--- ms.scripts.default_text():size() > 1000 --> true
+--- ```
+---@field default_text fun(): ms.Dataset
+--- The end of a recipe: saves the model into the folder "model" of the run, and says where it is,
+--- what the last validation has given, and which commands to try next. With has_adapters, it first saves the adapters into the
 --- folder "adapter" and merges them into the model. All ranks call it. A model that cannot be saved
 --- raises.
 --- ```lua

@@ -38,12 +38,12 @@
 ---@field step_param fun(p: ms.Tensor, grad: ms.Tensor, state: table, group: ms.ParamGroup, step: integer)
 
 ---@class ms.ScheduleOptions
----@field steps integer                steps until the factor is `floor`
+---@field steps? integer               steps until the factor is `floor`; the run's unless given
 ---@field warmup? integer              steps in which the factor rises linearly to 1; 0 unless given
 ---@field floor? number                the last factor, 0 to 1; 0 unless given
 
 ---@class ms.WSDOptions
----@field steps integer                steps until the factor is `floor`
+---@field steps? integer               steps until the factor is `floor`; the run's unless given
 ---@field decay integer                the last steps, in which the factor falls linearly
 ---@field warmup? integer              steps in which the factor rises linearly to 1; 0 unless given
 ---@field floor? number                the last factor, 0 to 1; 0 unless given
@@ -177,11 +177,12 @@
 --- ms.optim.constant { warmup = 4 }(1) --> 0.5
 --- ```
 ---@field constant fun(options?: { warmup?: integer }): fun(step: integer): number
---- The factor falls linearly from 1 to `floor` at step `steps`.
+--- The factor falls linearly from 1 to `floor` at step `steps`. Without `steps`, here and in cosine
+--- and wsd, `ms.train` gives its own; before, a call after the warm-up raises.
 --- ```lua
 --- ms.optim.linear { steps = 10 }(5) --> 0.5
 --- ```
----@field linear fun(options: ms.ScheduleOptions): fun(step: integer): number
+---@field linear fun(options?: ms.ScheduleOptions): fun(step: integer): number
 --- The factor falls from 1 to `floor` at step `steps`, as half a cosine wave.
 --- ```lua
 --- local factor = ms.optim.cosine { steps = 100, warmup = 10, floor = 0.1 }
@@ -189,7 +190,7 @@
 --- factor(10) --> 1.0
 --- factor(100) --> 0.1
 --- ```
----@field cosine fun(options: ms.ScheduleOptions): fun(step: integer): number
+---@field cosine fun(options?: ms.ScheduleOptions): fun(step: integer): number
 --- The factor rises for `warmup` steps, stays at 1, and falls in the last `decay` steps.
 --- ```lua
 --- local factor = ms.optim.wsd { steps = 100, decay = 20 }

@@ -8,7 +8,10 @@
 ---@field measure? fun(outputs: ms.Tensor, y: ms.Tensor, positions?: ms.Tensor): table<string, ms.Tensor>
 
 ---@class ms.SampleOptions
----@field every integer                steps between two samples
+---@field every? integer               steps between two samples; or else `seconds`
+--- The first sample comes after about so many seconds of training, as 13 steps are timed, the next
+--- after twice as many, and so on. The last step has one in any case.
+---@field seconds? number
 --- The text that is continued; unless given, a line break, or the token that begins texts.
 ---@field prompt? string
 ---@field tokenizer? ms.Tokenizer      that made the model's ids; unless given, ids are bytes
@@ -25,7 +28,16 @@
 ---@field optimizer ms.Optimizer
 --- Gives x and y of one pass, and positions if documents are packed (`loader { packed = true }`).
 ---@field data ms.Loader|fun(): ms.Tensor, ms.Tensor, ms.Tensor?
----@field steps integer                of the whole run, with the steps before a resume
+---@field steps? integer               of the whole run, with the steps before a resume; or `minutes`
+--- How long to train, instead of `steps`. The number of steps is what fits into this time: rank 0
+--- times steps 4 to 13, and leaves a tenth of the time for validation, samples and checkpoints where
+--- there are any. All ranks train so many steps; a line tells them, run.json and each checkpoint
+--- have them, and a resumed run keeps those of its checkpoint. Schedules are made without `steps`,
+--- and have a warm-up of 13 steps or more; shorter ones raise. So `steps` with the same number gives
+--- the same bits. Raises after step 13 if the time is too short for 14 steps. On the sim device and
+--- in `moonshard check`, which have no times, the number is the least with which all that is done
+--- every so many steps is done, and a line says so.
+---@field minutes? number
 ---@field valid? ms.Loader             held-out data for `eval`
 --- Gives the loss and the outputs; model(x):cross_entropy(y) unless given, and with positions
 --- model(x, positions):cross_entropy(y). A loss, or the forward of a model, that takes no positions
@@ -42,7 +54,10 @@
 --- their sum is known with the last pass only.
 ---@field accumulate? integer
 ---@field clip? number                 greatest global norm of the gradients; none unless given
----@field dtype? "f32"|"bf16"|"f16"    of autocast; "f32" unless given; "f16" adds a loss scaler
+--- Of autocast; "f32" unless given. "f16" adds a loss scaler. "auto" is "bf16" if the devices of all
+--- ranks multiply bf16 (a GPU; a processor with AVX-512-BF16 or AMX, and oneDNN), else "f32"; a
+--- resumed run keeps the dtype of its checkpoint.
+---@field dtype? "f32"|"bf16"|"f16"|"auto"
 ---@field run? string                  the run's folder; runs/<recipe> unless given
 --- "never" (the default): the run starts again; if its folder exists, it takes the next free name.
 --- "auto": the run continues from the newest undamaged checkpoint of its folder. A path: it
@@ -50,7 +65,7 @@
 --- run's folder are then renamed to aside-*.
 ---@field resume? "auto"|"never"|string
 ---@field eval? ms.EvalOptions
----@field sample? ms.SampleOptions|{ every: integer, run: fun(model: ms.Module): string }
+---@field sample? ms.SampleOptions|{ every?: integer, seconds?: number, run: fun(model: ms.Module): string }
 --- Checkpoints, one each `every` steps. The newest
 --- `last` stay (all unless given), and those whose step divides by keep_every. Damaged ones do not
 --- count.

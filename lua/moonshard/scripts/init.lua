@@ -14,8 +14,10 @@ local module = require "moonshard.nn.module"
 local plans = require "moonshard.parallel.overlap.plans"
 local prefetch = require "moonshard.parallel.fsdp.prefetch"
 local options_of = require "moonshard.base.options"
+local own_command = require "moonshard.base.own_command"
 local texts = require "moonshard.scripts.texts"
 local tokenizer = require "moonshard.scripts.tokenizer"
+local default_text = require "moonshard.scripts.default_text"
 local check = options_of.check
 
 ---@class ms.scripts
@@ -258,7 +260,20 @@ function scripts.apply(cfg, model, make, extra)
   return net, optimizer, clip
 end
 
-scripts.texts, scripts.tokenizer = texts, tokenizer
+scripts.texts, scripts.tokenizer, scripts.default_text = texts, tokenizer, default_text
+
+-- Three commands to try with a run that is done. has_texts: its model takes and gives text.
+local function show_next(run, has_texts)
+  if not launch.process then return end
+  local program, folder = own_command.program(), own_command.quoted(run)
+  local commands = {
+    has_texts and ("%s generate %s/model --prompt 'Once upon a time'"):format(program, folder)
+      or ("%s docs --html pages"):format(program),
+    ("%s plot %s"):format(program, folder),
+    ("%s runs"):format(program),
+  }
+  log.log("next:  %s", table.concat(commands, "\n       "))
+end
 
 ---@param result ms.TrainResult
 ---@param model ms.LanguageModel
@@ -271,8 +286,13 @@ function scripts.save(result, model, has_adapters)
     model = model:merge_adapters()
   end
   assert(model:save(result.run .. "/model"))
-  if result.valid then log.log("validation loss %.4f nats per token", result.valid.loss) end
+  local has_tokenizer, bytes = model:tokenizer() ~= nil, model.options.vocab == 256
+  if result.valid then
+    log.log("validation loss %.4f nats per %s", result.valid.loss,
+      bytes and not has_tokenizer and "byte" or "token")
+  end
   log.log("the model is in %s/model", result.run)
+  show_next(result.run, has_tokenizer or bytes)
 end
 
 return options_of.closed(scripts, "ms.scripts")

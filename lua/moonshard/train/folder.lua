@@ -8,6 +8,7 @@ local log = require "moonshard.base.log"
 local history = require "moonshard.train.history"
 local shared = require "moonshard.checkpoint.shared"
 local store = require "moonshard.checkpoint.store"
+local values_of = require "moonshard.checkpoint.values"
 local checkpoint = require "moonshard.checkpoint"
 
 local folder = {}
@@ -19,7 +20,7 @@ local function things_of(self)
   if type(o.data) ~= "function" and o.data.state then things.data = o.data end
   if self.scaler then things.scaler = self.scaler end
   for name, thing in pairs(o.things or {}) do
-    if things[name] ~= nil or name == "step" then
+    if things[name] ~= nil or name == "step" or name == "chosen" then
       core.raise(("train: things.%s is a name that train uses itself"):format(name))
     end
     things[name] = thing
@@ -112,10 +113,20 @@ local function find(search, before)
   end
 end
 
+-- What the run that saved a checkpoint had chosen; nil: an older version saved it, or it cannot be
+-- read, which `load` then reports.
+local function chosen_by(path)
+  local manifest = store.read_manifest(path)
+  local ok, chosen = pcall(values_of.decode, manifest and manifest.values.chosen, function() end)
+  if not ok or type(chosen) ~= "table" then return nil end
+  return { steps = math.tointeger(chosen.steps), dtype = chosen.dtype }
+end
+
 -- Loads the checkpoint into model, optimizer and the other things. If the user has not named a
 -- checkpoint, a damaged one is skipped and the one before it is loaded.
 local function load(self, search, path)
   while true do
+    self:settle(chosen_by(path))
     local loaded, message, code = checkpoint.load(path, things_of(self))
     if loaded then
       if math.type(loaded.step) ~= "integer" then
@@ -165,26 +176,32 @@ local function tell_of_changes(path)
 end
 
 --- Chooses the folder, locks it, and loads the checkpoint from which the run continues, if there is
---- one.
+--- one. Calls self:settle(chosen) before it loads anything, with what the checkpoint's run had
+--- chosen, or nil.
 ---@param self ms.Training
 function folder.open(self)
   local search, path
   self.run, search, path = choose_together(self)
   self.start = 0
-  if core.is_sim() and not launch.checking then return end
+  if core.is_sim() and not launch.checking then
+    self:settle()
+    return
+  end
   local problem = shared.problem(self.run)
   if problem then launch.exit(3, problem) end
   launch.run = self.run
   core.comm_folder(self.run)
   if search then path = find(search) end
   if not path then
+    self:settle()
     if search then log.log("nothing to resume in %s: training begins at step 0", search) end
     return
   end
   self.start, path = load(self, search, path)
   -- A checkpoint must not be renamed while another rank reads it.
   if core.world():size() > 1 then core.world():barrier() end
-  if core.rank() == 0 and self.start < self.o.steps and not launch.checking then
+  local steps = self.o.steps or self.chosen and self.chosen.steps or math.huge
+  if core.rank() == 0 and self.start < steps and not launch.checking then
     history.set_aside(self.run, path, self.start)
   end
   log.log("resumed from %s", path)
@@ -221,6 +238,7 @@ function folder.save(self, step)
   folder.settle(self, true)
   local things = things_of(self)
   things.step = step
+  things.chosen = { steps = self.o.steps, dtype = self.o.dtype }
   local path, message = checkpoint.save(self.run, things)
   self.saved, self.committed, self.saving, self.lost = step, false, path, message
   if not path then warn_once("the checkpoint of step %d was not saved: %s", step, message) end

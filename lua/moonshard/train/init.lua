@@ -6,6 +6,8 @@ local launch = require "moonshard.base.launch"
 local log = require "moonshard.base.log"
 local module = require "moonshard.nn.module"
 local replicas = require "moonshard.parallel.replicas"
+local dtypes = require "moonshard.train.dtype"
+local length = require "moonshard.train.length"
 local steps = require "moonshard.train.steps"
 local settings = require "moonshard.train.settings"
 local folder = require "moonshard.train.folder"
@@ -17,6 +19,7 @@ local alone = require "moonshard.nn.alone"
 local step_owners = require "moonshard.parallel.overlap.step_owners"
 local overlap = require "moonshard.parallel.overlap"
 local report = require "moonshard.train.report"
+local own_command = require "moonshard.base.own_command"
 local ownership = require "moonshard.base.ownership"
 
 local train = {}
@@ -403,10 +406,11 @@ end
 
 -- Validation, samples and checkpoints after a step; they do not count in the step's time.
 local function after(self, step)
-  local o, last = self.o, self.o.steps - 1
+  local o, last = self.o, (self.o.steps or math.huge) - 1
   folder.settle(self, false)
   local validates = o.valid and o.eval and due(o.eval.every, step, last)
-  local samples = o.sample and due(o.sample.every, step, last)
+  local samples = o.sample and (due(o.sample.every, step, last)
+    or o.sample.seconds and (step == last or self.sample_steps and self.sample_steps[step]))
   local saves = o.save and due(o.save.every, step, last) or launch.save
   local compares = not saves and due(o.check_replicas, step)
   if not (validates or samples or saves or compares) then return end
@@ -449,7 +453,18 @@ local function run_step(self, step)
     if #self.unjudged > 2 then judge(self, table.remove(self.unjudged, 1)) end
   end
   if o.after_step then o.after_step(step) end
+  length.after(self, step)
   after(self, step)
+end
+
+-- How the user goes on with a run that has a checkpoint; "" where the recipe's options or its
+-- launcher are not known.
+local function how_to_go_on(self)
+  local process, resumes = launch.process, false
+  for _, item in ipairs(launch.settings or {}) do resumes = resumes or item.name == "resume" end
+  if not resumes or not process or process.hosts or not launch.recipe then return "" end
+  return "\ngo on with: "
+    .. own_command.resume(launch.recipe, launch.arguments, self.run, false)
 end
 
 -- Ends a run that was requested to stop, with an exit code of its own. The code of the recipe after
@@ -463,7 +478,8 @@ local function stop(self, last, signal)
   -- If this run saved nothing since it was resumed, the checkpoint that it loaded is still valid.
   if committed or not self.saved and self.start > 0 then
     launch.exit(75,
-      ("stopped on request after step %d; a checkpoint is saved in %s"):format(last, self.run))
+      ("stopped on request after step %d; a checkpoint is saved in %s%s"):format(last, self.run,
+        how_to_go_on(self)))
   end
   launch.exit(128 + signal,
     ("stopped on request after step %d; no checkpoint is saved"):format(last))
@@ -510,13 +526,22 @@ local function check_optimizer(o)
   end
 end
 
+-- Decides what the checkpoint has a say in. chosen: what its run had chosen; nil: there is none.
+local function settle(self, chosen)
+  local o = self.o
+  self.chosen = chosen
+  o.dtype, self.dtype_why = dtypes.settle(self.dtype_asked, chosen and chosen.dtype)
+  if self.early then settings.check_early(o, self.early) end
+  self.scaler = o.dtype == "f16" and optim.scaler() or nil
+end
+
 ---@param options ms.TrainOptions
 ---@return ms.TrainResult
 function train.train(options)
   local o = settings.check(options)
   local self = {
     o = o, skips = 0, unjudged = {}, numbers = {}, parameters = o.model:parameters(),
-    world = core.world(),
+    world = core.world(), dtype_asked = o.dtype, settle = settle,
   }
   if self.world:size() > 1 and not o.by_hand then refuse_unreduced(o.model) end
   check_optimizer(o)
@@ -525,22 +550,21 @@ function train.train(options)
   self.early = overlap.early(self.parameters)
   if self.early then settings.check_early(o, self.early) end
   for _, p in ipairs(self.parameters) do self.pieces = self.pieces or module.is_cut(p) end
-  if o.dtype == "f16" then self.scaler = optim.scaler() end
   folder.open(self)
-  settings.show(self)
+  settings.show(self, length.begin(self))
   self.report = report.report({
     run = self.run, total = o.steps, every = o.log_every,
     dtype = o.dtype == "f32" and "f32" or "bf16", tensorboard = o.log and o.log.tensorboard,
   }, self.lock)
   local last = self.start - 1
   local before = o.attention == "fast" and (core.info().attention or {})
-  for step in steps.steps(o.steps, self.start, { graph = o.graph }) do
+  for step in steps.loop(function() return o.steps end, self.start, o.graph) do
     run_step(self, step)
     if before and step == self.start then tell_of_attention(before) end
     last = step
   end
   judge_all(self)
-  local signal = last + 1 < o.steps and launch.cut
+  local signal = last + 1 < (o.steps or math.huge) and launch.cut
   if signal then stop(self, last, signal) end
   if self.start >= o.steps then
     log.log("all %d steps were done already", o.steps)

@@ -138,10 +138,10 @@ local function find_peak(self, dtype)
   end
   local measured
   self.peak, measured = peak_flops.flops(dtype)
-  if not self.peak then return end
-  local when = measured and "measured now, kept for next time" or "measured before"
-  log.log("peak       %.0f GFLOP/s in %s products (%s)", self.peak / 1e9, dtype,
-    when)
+  if self.peak and measured then
+    log.log("peak   %.0f GFLOP/s in %s products, measured now and kept for next time",
+      self.peak / 1e9, dtype)
+  end
 end
 
 ---@param options ms.ReportOptions
@@ -240,6 +240,15 @@ function Report:flush()
   show(self, entry)
   entry.flushed = true
 end
+
+--- The mean time of the last steps, at most 20, on the device; not of the first three. For
+--- ms.train.
+---@return number ms
+function Report:_mean_ms() return self.last.mean_ms end
+
+--- The number of steps of the run, where it is known later than the report is made.
+---@param total integer
+function Report:_set_total(total) self.total = total end
 
 ---@param f fun(): any
 ---@return any

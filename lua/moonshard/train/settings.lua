@@ -6,14 +6,13 @@ local log = require "moonshard.base.log"
 local module = require "moonshard.nn.module"
 local vocabulary = require "moonshard.tokenizer.vocabulary"
 local plans = require "moonshard.parallel.overlap.plans"
-local machines = require "moonshard.base.machine"
 
 local settings = {}
 
 -- Options: name = type, or a list of types; a count is an integer of 1 or more.
 local known = {
   model = "module", optimizer = "optimizer", data = { "loader", "function" }, steps = "count",
-  valid = "held-out loader", loss = "function",
+  valid = "held-out loader", loss = "function", minutes = "number",
   accumulate = "count", clip = "number", dtype = "string", run = "string", resume = "string",
   eval = "table", sample = "table", save = "table",
   on_nan = "string", things = "table", before_step = "function", after_backward = "function",
@@ -25,14 +24,14 @@ local known = {
 local parts = {
   eval = { every = "integer", batches = "count", measure = "function" },
   sample = {
-    every = "integer", prompt = "string", count = "count", temperature = "number", run = "function",
-    tokenizer = "tokenizer",
+    every = "integer", seconds = "number", prompt = "string", count = "count",
+    temperature = "number", run = "function", tokenizer = "tokenizer",
   },
   log = { tensorboard = "boolean", histograms = "count" },
   save = { every = "integer", last = "count", keep_every = "count" },
 }
 
-local choices = { dtype = { "f32", "bf16", "f16" }, on_nan = { "stop", "skip", "ignore" },
+local choices = { dtype = { "f32", "bf16", "f16", "auto" }, on_nan = { "stop", "skip", "ignore" },
   attention = { "deterministic", "fast" } }
 
 local function has_method(value, name)
@@ -88,6 +87,27 @@ local function check_sample(o)
   end
 end
 
+-- Raises unless exactly one of steps and minutes says how long the run is.
+local function check_length(o)
+  if o.steps == nil and o.minutes == nil then
+    core.raise "train: the option steps is missing (or minutes, from which the steps follow)"
+  elseif o.steps ~= nil and o.minutes ~= nil then
+    core.raise "train: steps and minutes are both given: one of them says how long the run is"
+  elseif o.minutes and not (o.minutes > 0 and o.minutes < math.huge) then
+    core.raise(("train: minutes must be above 0, not %g"):format(o.minutes))
+  end
+end
+
+-- Raises unless exactly one of every and seconds says when samples come.
+local function check_sample_times(how)
+  if how.every and how.seconds then
+    core.raise "train: sample.every and sample.seconds are both given: one of them says when \z
+      samples come"
+  elseif how.seconds and not (how.seconds > 0 and how.seconds < math.huge) then
+    core.raise(("train: sample.seconds must be above 0, not %g"):format(how.seconds))
+  end
+end
+
 --- Checks the options and returns a completed copy.
 ---@param options ms.TrainOptions
 ---@return ms.TrainOptions
@@ -97,13 +117,14 @@ function settings.check(options)
   local o = { accumulate = 1, dtype = "f32", on_nan = "stop", resume = "never", graph = false,
     attention = "deterministic" }
   for name, value in pairs(options) do o[name] = value end
-  for _, name in ipairs { "model", "optimizer", "data", "steps" } do
+  for _, name in ipairs { "model", "optimizer", "data" } do
     if o[name] == nil then core.raise(("train: the option %s is missing"):format(name)) end
   end
+  check_length(o)
   for name, types in pairs(parts) do
     if o[name] then
       check_table(o[name], types, name .. ".")
-      if types.every and not o[name].every then
+      if types.every and not o[name].every and not (types.seconds and o[name].seconds) then
         core.raise(("train: the option %s.every is missing"):format(name))
       end
     end
@@ -116,7 +137,10 @@ function settings.check(options)
         :format(name, table.concat(allowed, ", "), o[name]))
     end
   end
-  if o.sample then check_sample(o) end
+  if o.sample then
+    check_sample_times(o.sample)
+    check_sample(o)
+  end
   if o.clip and not (o.clip > 0) then core.raise("train: clip must be above 0") end
   if o.log and o.log.histograms and not o.log.tensorboard then
     core.raise("train: log.histograms needs log.tensorboard = true, which writes them")
@@ -161,10 +185,9 @@ function settings.check_early(o, by)
   end
 end
 
---- Logs the table of settings in force.
----@param self ms.Training
-function settings.show(self)
-  local o, count, trained = self.o, 0, 0
+-- "llama, 3.29M parameters, of which 65536 are trained"
+local function describe_model(self)
+  local count, trained = 0, 0
   for _, p in ipairs(self.parameters) do
     local elements = 1
     for _, size in ipairs(p:full_shape()) do elements = elements * size end
@@ -172,20 +195,41 @@ function settings.show(self)
     if p:requires_grad() then trained = trained + elements end
   end
   local function short(n) return n >= 1e6 and ("%.2fM"):format(n / 1e6) or tostring(n) end
+  return ("%s, %s parameters%s"):format(tostring(self.o.model):match "^[^:\n]*", short(count),
+    trained < count and (", of which %s are trained"):format(short(trained)) or "")
+end
+
+-- What the command line or its file has set of the recipe's options, and how many more there are;
+-- nil: the recipe declares none.
+local function describe_settings()
+  if not launch.settings then return nil end
+  local set, others = {}, 0
+  for _, item in ipairs(launch.settings) do
+    if item.changed then set[#set + 1] = item.name .. "=" .. tostring(item.value)
+    else others = others + 1 end
+  end
+  return ("%s; --help lists %d more"):format(#set > 0 and table.concat(set, " ") or "no option",
+    others)
+end
+
+--- Logs what the run is, in six lines. length: the text about the number of steps.
+---@param self ms.Training
+---@param length string
+function settings.show(self, length)
+  local o = self.o
   local lines = {
-    { "recipe", launch.recipe or "(none)" },
-    { "run", self.run .. (self.start > 0 and (" (resumed at step %d)"):format(self.start) or "") },
+    { "model", describe_model(self) },
+    { "data", data_files.describe(o.data) },
     {
-      "model",
-      ("%s, %s parameters%s"):format(tostring(o.model):match "^[^:\n]*", short(count),
-        trained < count and (", of which %s are trained"):format(short(trained)) or ""),
+      "run",
+      self.run .. (self.start > 0 and (" (resumed at step %d)"):format(self.start) or ""),
     },
-    { "machine", machines.describe() },
-    { "steps", ("%d, %s"):format(o.steps, o.dtype) },
+    { "dtype", o.dtype .. (self.dtype_why and (": %s"):format(self.dtype_why) or "") },
+    { "steps", length },
+    { "set", describe_settings() },
   }
-  for _, line in ipairs(lines) do log.log("%-10s %s", line[1], line[2]) end
-  for _, item in ipairs(launch.settings or {}) do
-    log.log("  %-20s %s%s", item.name, tostring(item.value), item.changed and "  (set)" or "")
+  for _, line in ipairs(lines) do
+    if line[2] then log.log("%-6s %s", line[1], line[2]) end
   end
 end
 

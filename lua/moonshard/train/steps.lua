@@ -167,17 +167,13 @@ local function end_abandoned()
   for _, g in ipairs(at_leave) do pcall(g, true) end
 end
 
----@param count integer
----@param first? integer
----@param options? { graph?: boolean }
+--- The loop of ms.steps, whose number of steps may become known while it runs.
+---@param count fun(): integer? asked before each step; nil: not known yet, and there is a step
+---@param first integer
+---@param graph boolean
 ---@return fun(): integer?
-function steps.steps(count, first, options)
-  if math.type(count) ~= "integer" or (first ~= nil and math.type(first) ~= "integer") then
-    core.raise("steps: count and first must be integers")
-  end
-  if options ~= nil then check_options(options) end
-  local graph = options and options.graph or false
-  local next_step = first or 0
+function steps.loop(count, first, graph)
+  local next_step = first
   if select(2, core.step()) then end_abandoned() end
   note_owner()
   tune.open()
@@ -185,8 +181,9 @@ function steps.steps(count, first, options)
   local look_at_graphs = graph and graph_watch()
   local function iterate()
     finish()
-    if look_at_graphs then look_at_graphs(next_step >= count) end
-    if next_step >= count then return nil end
+    local is_over = next_step >= (count() or math.huge)
+    if look_at_graphs then look_at_graphs(is_over) end
+    if is_over then return nil end
     meet_requests(next_step)
     if launch.cut then return nil end
     local step = next_step
@@ -207,6 +204,18 @@ function steps.steps(count, first, options)
     pcall(core.step_end)
     for _, f in ipairs(at_leave) do pcall(f, true) end
   end })
+end
+
+---@param count integer
+---@param first? integer
+---@param options? { graph?: boolean }
+---@return fun(): integer?
+function steps.steps(count, first, options)
+  if math.type(count) ~= "integer" or (first ~= nil and math.type(first) ~= "integer") then
+    core.raise("steps: count and first must be integers")
+  end
+  if options ~= nil then check_options(options) end
+  return steps.loop(function() return count end, first or 0, options and options.graph or false)
 end
 
 return steps

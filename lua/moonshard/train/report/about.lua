@@ -59,6 +59,16 @@ function about.begin(run, steps)
   })
 end
 
+--- Notes the number of steps of a run, where it is known only later.
+---@param run string folder
+---@param steps integer
+function about.note_steps(run, steps)
+  local object = about.read(run)
+  if not object then return end
+  object.steps = steps
+  write(run, object)
+end
+
 --- Notes how a run ended.
 ---@param run? string folder; nil: there was no run
 ---@param code integer the exit code

@@ -28,19 +28,20 @@ end
 function line.parts(self, entry)
   local values = entry.values
   local parts = { ("step %5d%s"):format(entry.step, self.total and "/" .. self.total or "") }
-  if values.loss then parts[#parts + 1] = ("loss %.4f"):format(values.loss) end
-  if values.grad_norm then parts[#parts + 1] = ("norm %.3f"):format(values.grad_norm) end
-  if values.lr then parts[#parts + 1] = ("lr %.2e"):format(values.lr) end
+  local function add(format, value)
+    if value then parts[#parts + 1] = format:format(value) end
+  end
   local has_times = entry.position > 3
-  if has_times then
-    parts[#parts + 1] = ("%.1f ms"):format(entry.mean_ms)
-    if values.tok_s then parts[#parts + 1] = amount(values.tok_s) .. " tok/s" end
-    if values.mfu then parts[#parts + 1] = ("mfu %.0f%%"):format(100 * values.mfu) end
+  add("loss %.4f", values.loss)
+  if has_times and self.total then
+    add("eta %s", duration((self.total - entry.step - 1) * entry.mean_ms / 1e3))
   end
-  parts[#parts + 1] = ("mem %.0f MiB"):format(values.peak_bytes / 2 ^ 20)
-  if self.total and has_times then
-    parts[#parts + 1] = "eta " .. duration((self.total - entry.step - 1) * entry.mean_ms / 1e3)
-  end
+  if has_times then add("%s tok/s", values.tok_s and amount(values.tok_s)) end
+  if has_times then add("%.1f ms", entry.mean_ms) end
+  add("norm %.3f", values.grad_norm)
+  add("lr %.2e", values.lr)
+  if has_times then add("mfu %.0f%%", values.mfu and 100 * values.mfu) end
+  add("mem %.0f MiB", values.peak_bytes / 2 ^ 20)
   return parts
 end
 
