@@ -46,7 +46,10 @@ local cfg = ms.config(ms.scripts.options {
   recompute  = {
     false, help = "run blocks again in backward instead of keeping their activations",
   },
-  dtype      = { "bf16", choices = { "f32", "bf16", "f16" }, help = "of matrix products" },
+  dtype      = {
+    "auto", choices = { "auto", "f32", "bf16", "f16" },
+    help = "of matrix products; auto: bf16 where the device multiplies it, else f32",
+  },
   graph      = { false, help = "launch what each step repeats as graphs, on a GPU" },
   attention  = {
     "deterministic", choices = { "deterministic", "fast" },

@@ -13,7 +13,10 @@ local cfg = ms.config {
   lr         = { 2e-3, help = "peak learning rate" },
   clip       = { 1.0, help = "global norm of gradients, over all shards" },
   recompute  = { false, help = "run blocks again in backward: less memory, more time" },
-  dtype      = { "bf16", choices = { "f32", "bf16", "f16" }, help = "of matrix products" },
+  dtype      = {
+    "auto", choices = { "auto", "f32", "bf16", "f16" },
+    help = "of matrix products; auto: bf16 where the device multiplies it, else f32",
+  },
   graph      = { false, help = "launch what each step repeats as graphs, on a GPU" },
   attention  = {
     "deterministic", choices = { "deterministic", "fast" },

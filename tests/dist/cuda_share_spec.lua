@@ -15,12 +15,14 @@ end
 -- keeps another one from calling that it waits for.
 local function shared() return stand_in(1) .. " MOONSHARD_STAND_IN_WAITS=1" end
 
-local SMALL = "model.layers=1 model.heads=2 every.eval=0 every.sample=0 "
+local TEXT <const> = ("'%s/README.md'"):format(command.source)
+local SMALL = "model.layers=1 model.heads=2 dtype=bf16 every.eval=0 every.sample=0 "
   .. (command.full and "length=32 batch=4 model.width=64" or "length=16 batch=4 model.width=32")
 
 -- The losses and norms of a short training.
 local function train(arguments, settings, run)
   run = run or "run"
+  if not arguments:find "data=" then arguments = arguments .. " data=" .. TEXT end
   os.execute(("rm -rf '%s/%s'"):format(folder, run))
   command.succeed(folder, ("run '%s/recipes/%s %s steps=5 run=%s")
     :format(command.source, arguments, SMALL, run), settings)

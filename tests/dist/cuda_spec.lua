@@ -11,6 +11,7 @@ local function stand_in(gpus)
     os.getenv "MOONSHARD_STAND_IN", gpus)
 end
 
+local TEXT <const> = ("'%s/README.md'"):format(command.source)
 local SIZE = command.full and "length=32 batch=4 model.width=64"
   or "length=16 batch=4 model.width=32"
 
@@ -18,11 +19,12 @@ local SIZE = command.full and "length=32 batch=4 model.width=64"
 local function losses(arguments, settings)
   local steps = tonumber(arguments:match "steps=(%d+)") or 5
   if not arguments:find "steps=" then arguments = arguments .. " steps=5" end
+  if not arguments:find "data=" then arguments = arguments .. " data=" .. TEXT end
   local out = command.succeed(folder, ("run '%s/recipes/%s %s model.layers=1 model.heads=2 \z
-    every.eval=0 every.sample=0 every.save=0 run=a%d")
+    dtype=bf16 every.eval=0 every.sample=0 every.save=0 run=a%d")
     :format(command.source, arguments, SIZE, settings and 1 or 2), settings)
   local list = {}
-  for loss in out:gmatch "loss ([%d.]+)  norm" do list[#list + 1] = tonumber(loss) end
+  for loss in out:gmatch "loss ([%d.]+)  [en]" do list[#list + 1] = tonumber(loss) end
   assert.equal(steps, #list, out)
   return list
 end

@@ -66,9 +66,9 @@ describe("gather= of a training recipe", function()
   local folder
   before_each(function() folder = command.folder() end)
   after_each(function() command.remove(folder) end)
-  local recipe = ("run '%s/recipes/gpt_bytes.lua' -n 2 data='%s/README.md' steps=2 length=16 \z
-    batch=2 model.layers=2 model.width=32 model.heads=2 every.sample=0 "):format(command.source,
-    command.source)
+  local recipe = ("run '%s/recipes/gpt_bytes.lua' -n 2 data='%s/README.md' steps=2 \z
+    length=16 dtype=bf16 batch=2 model.layers=2 model.width=32 model.heads=2 every.sample=0 ")
+    :format(command.source, command.source)
 
   it("takes a file, with options for the function that it returns", function()
     local out, err = command.succeed(folder, recipe .. ("shard=full_shard gather='%s'"):format(

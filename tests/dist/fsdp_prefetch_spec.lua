@@ -36,7 +36,7 @@ describe("fsdp's prefetches", function()
   end)
 
   describe("of a training recipe", function()
-    local recipe = ("run '%s/recipes/gpt_bytes.lua' -n 2 data=text steps=5 \z
+    local recipe = ("run '%s/recipes/gpt_bytes.lua' -n 2 data=text steps=5 dtype=bf16 \z
       length=16 batch=2 model.layers=2 model.width=32 model.heads=2 every.sample=0 every.save=0 \z
       run=out "):format(command.source)
     before_each(function()

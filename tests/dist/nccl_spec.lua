@@ -29,8 +29,8 @@ describe("over NCCL", function()
     it(("a recipe trains as over local: %s"):format(options), function()
       local function shown(settings)
         local out = command.succeed(folder, ("run '%s/recipes/gpt2.lua' -n 2 data='%s/README.md' \z
-          bytes=true vocab=256 length=16 batch=4 steps=4 model.layers=1 model.width=32 \z
-          model.heads=2 every.eval=0 every.sample=0 every.save=0 run=a%d %s")
+          bytes=true vocab=256 length=16 batch=4 steps=4 dtype=bf16 model.layers=1 \z
+          model.width=32 model.heads=2 every.eval=0 every.sample=0 every.save=0 run=a%d %s")
           :format(command.source, command.source, settings and 1 or 2, options), settings)
         return command.losses(out)
       end

@@ -162,8 +162,8 @@ it("README's first screen shows a line that works", function()
   assert.equal(
     "run recipes/gpt_bytes.lua -n 2 hook=recipes/hooks/dgc.lua overlap=in_backward --watch", line)
   local out = command.succeed(folder, line:gsub("recipes/", command.source .. "/recipes/")
-    .. (" data='%s/recipes/README.md' steps=8 length=16 batch=4 model.layers=1 model.width=32 ")
-      :format(command.source) .. "model.heads=2 every.sample=0 run=out")
+    .. (" data='%s/recipes/README.md' steps=8 dtype=bf16 length=16 batch=4 model.layers=1 ")
+      :format(command.source) .. "model.width=32 model.heads=2 every.sample=0 run=out")
   assert.matches("validation loss [%d.]+ nats per byte", out)
 end)
 

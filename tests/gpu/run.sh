@@ -100,9 +100,9 @@ racecheck() { memcheck; }
 # gpt_bytes to 1.70 nats a byte; the same bits in every run, with graphs too; a run that is cut in two is the run in one piece; the
 # peak is the one predicted; the losses of GPT-2 are PyTorch's.
 train() {
-    local text=() log=$logs/train.gpt_bytes.log loss most=1.70 runs=10 long="every.sample=1500" short="" folder
+    local text=() log=$logs/train.gpt_bytes.log loss most=1.70 runs=10 long="data=$root/engine steps=1500 dtype=bf16 model.width=256 lr=2e-3 every.sample=1500" short="dtype=bf16" folder
     if [ -n "${QUICK:-}" ]; then
-        short="data=$root/README.md length=32 batch=4 model.layers=1 model.width=64 model.heads=2"
+        short="data=$root/README.md dtype=bf16 length=32 batch=4 model.layers=1 model.width=64 model.heads=2"
         long="$short steps=30 every.sample=1000 every.eval=1000" most=5.0 runs=2
     fi
     recipe() { "$moonshard" run "$root/recipes/gpt_bytes.lua" --device cuda "$@"; }
@@ -187,7 +187,7 @@ groups() {
         try groups "--share-gpu: $(basename "$test")" env -u MOONSHARD_STAND_IN MOONSHARD_TRANSPORT=local "$test"
     done
     unset MOONSHARD_TEST_DEVICE
-    small="data=$root/README.md length=32 batch=4 model.layers=1 model.width=64 model.heads=2 steps=20 every.sample=0 every.eval=0"
+    small="data=$root/README.md dtype=bf16 length=32 batch=4 model.layers=1 model.width=64 model.heads=2 steps=20 every.sample=0 every.eval=0"
     for n in 2 4; do
         try groups "nccl: training, $n" bash -c "apart $n '$root/recipes/gpt_bytes.lua' $small run='$here/nccl$n'"
         try groups "--share-gpu: training, $n" "$moonshard" run "$root/recipes/gpt_bytes.lua" -n $n --device cuda --share-gpu $small \

@@ -22,9 +22,9 @@ local program = ("env MOONSHARD_SOURCE='%s' '%s'"):format(command.source, comman
 
 local function start(where, run, more)
   return hosts.mpirun(mpi, where, ("%s run --threads 1 --sum-order ranks \z
-    '%s/recipes/gpt_bytes.lua' data='%s/README.md' steps=4 every.save=2 length=16 batch=12 \z
-    model.width=32 model.layers=2 model.heads=2 run='%s' %s"):format(program, command.source,
-    command.source, run, more))
+    '%s/recipes/gpt_bytes.lua' data='%s/README.md' steps=4 dtype=bf16 every.save=2 length=16 \z
+    batch=12 model.width=32 model.layers=2 model.heads=2 run='%s' %s")
+    :format(program, command.source, command.source, run, more))
 end
 
 local function succeed(where, run, more)

@@ -32,7 +32,7 @@ local function train(mpi, where, switches)
   command.write(folder .. "/text", ("All of them learn the same text. "):rep(300))
   local running = hosts.mpirun(mpi, where, ("'%s' run --threads 1 %s '%s/recipes/gpt_bytes.lua' \z
     length=16 batch=4 model.width=32 model.layers=2 model.heads=2 every.eval=1000000000 \z
-    every.sample=1000000000 every.save=1000000000 steps=1000000 data='%s/text' \z
+    every.sample=1000000000 every.save=1000000000 steps=1000000 dtype=bf16 data='%s/text' \z
     run='%s/run'"):format(command.program, switches, command.source, folder, folder))
   if not hosts.await_job(running, function() return steps() > 3 end) then
     error(select(2, running.finish()), 0)

@@ -88,9 +88,9 @@ for _, mpi in ipairs(mpis) do
       command.write(folder .. "/text", ("All of them learn the same text. "):rep(300))
       local function train(name)
         local code, text = hosts.mpirun(mpi, "hosta:1,hostb:1,hostc:2", ("%s run --threads 1 \z
-          '%s/recipes/gpt_bytes.lua' steps=3 length=16 batch=8 model.width=32 model.layers=2 \z
-          model.heads=2 data='%s/text' run='%s/%s'"):format(program, command.source, folder, folder,
-          name)).finish()
+          '%s/recipes/gpt_bytes.lua' steps=3 dtype=bf16 length=16 batch=8 model.width=32 \z
+          model.layers=2 model.heads=2 data='%s/text' run='%s/%s'")
+          :format(program, command.source, folder, folder, name)).finish()
         assert.equal(0, code, text)
         return assert(command.read(("%s/%s/model/model.safetensors"):format(folder, name)))
       end

@@ -26,7 +26,7 @@ end
 -- A tiny model that trains. Its text is short: a tenth of it is held out, and evaluated in the end.
 local JOB = ("'%s/recipes/gpt_bytes.lua' --threads 1 length=16 batch=4 model.width=32 \z
   model.layers=2 model.heads=2 every.eval=1000000000 every.sample=1000000000 \z
-  every.save=1000000000"):format(command.source)
+  every.save=1000000000 dtype=bf16"):format(command.source)
 
 local folder, settings
 after_each(hosts.kill_all)

@@ -62,8 +62,8 @@ describe("moonshard check", function()
 
   it("gpt_bytes, with validation, text and checkpoints", function()
     command.write(folder .. "/text", TEXT)
-    local options = "data=text run=out steps=7 batch=4 length=32 model.layers=2 model.width=32 \z
-      model.heads=2 every.eval=3 every.sample=3 every.save=2"
+    local options = "data=text run=out steps=7 batch=4 length=32 dtype=bf16 model.layers=2 \z
+      model.width=32 model.heads=2 every.eval=3 every.sample=3 every.save=2"
     local recipe = command.source .. "/recipes/gpt_bytes.lua"
     local peak = same_peak(recipe, options)
     local metrics = command.metrics(folder .. "/out")
@@ -98,13 +98,13 @@ describe("moonshard check", function()
     shard("a.bin", 3000, 200)
     shard("b.bin", 3000, 200)
     shard("held-out", 3000, 200)
-    local options = "data='*.bin' steps=4 batch=2 accumulate=2 length=32 vocab=256 every.eval=2 \z
-      every.save=2 model.layers=2 model.width=64"
+    local options = "data='*.bin' steps=4 dtype=bf16 batch=2 accumulate=2 length=32 vocab=256 \z
+      every.eval=2 every.save=2 model.layers=2 model.width=64"
     local gpt2, llama = command.source .. "/recipes/gpt2.lua",
       command.source .. "/recipes/llama.lua"
     same_peak(gpt2, options .. " model.heads=2 run=gpt2 recompute=true")
     same_peak(gpt2, options .. " weights=gpt2/model run=gpt2-more valid=held-out")
-    same_peak(llama, options .. " run=llama dtype=f32")
+    same_peak(llama, options .. " run=llama")
     same_peak(gpt2, options .. " model.heads=2 run=gpt2-packed packed=true end_of_text=7")
     same_peak(llama, options .. " run=llama-packed packed=true end_of_text=7 recompute=true")
     for _, file in ipairs { gpt2, llama } do

@@ -119,7 +119,7 @@ end
 ---@return string[]
 function command.losses(out)
   local list = {}
-  for loss, norm in out:gmatch "loss ([%d.]+)  norm ([%d.]+)" do
+  for loss, norm in out:gmatch "loss ([%d.]+)  [^\n]-norm ([%d.]+)" do
     list[#list + 1] = loss .. " " .. norm
   end
   if #list == 0 then error("there is no loss:\n" .. out, 2) end

@@ -126,7 +126,7 @@ describe("attention on a GPU", function()
     command.write(folder .. "/script.lua", SCRIPT)
     -- Each step has one layer; what a sample asks for, in f32, is not counted.
     local RECIPE = ("'%s/recipes/gpt_bytes.lua' --device cuda 'data=%s/README.md' steps=2 \z
-      length=32 batch=4 model.layers=1 model.width=32 every.eval=0 every.save=0 run=run")
+      dtype=bf16 length=32 batch=4 model.layers=1 model.width=32 every.eval=0 every.save=0 run=run")
       :format(command.source, command.source)
     for cudnn, way in pairs { [os.getenv "MOONSHARD_STAND_IN_CUDNN_PATH"] = "cuDNN",
       off = "own kernels" } do

@@ -18,7 +18,8 @@ describe("choices of products", function()
       more or "")
   end
   local RECIPE = ("'%s/recipes/gpt_bytes.lua' 'data=%s/README.md' length=16 batch=2 \z
-    model.layers=1 model.width=32 model.heads=2 every.eval=0 every.sample=0 --device cuda")
+    model.layers=1 model.width=32 model.heads=2 dtype=bf16 every.eval=0 every.sample=0 \z
+    --device cuda")
     :format(command.source, command.source)
   -- Trains; returns stdout, stderr, and the candidates that products used and how often the library
   -- was asked for several: { [process] = { uses = { [candidate] = times }, asks = count } }.
