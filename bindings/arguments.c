@@ -19,13 +19,39 @@ bool ms_lua_is_tensor(lua_State *L, int index)
     return handle && handle->magic == MS_HANDLE_MAGIC;
 }
 
+/* t.sum() instead of t:sum() is told as what it is: the function that runs is a method of tensors,
+ * and its object is missing. Functions of other tables may have the same name, so the functions are
+ * compared. */
+static void refuse_missing_self(lua_State *L)
+{
+    lua_Debug frame;
+    int top = lua_gettop(L);
+    const char *given = luaL_typename(L, 1);
+    if (!lua_getstack(L, 0, &frame) || !lua_getinfo(L, "nf", &frame) || !frame.name) return;
+    luaL_getmetatable(L, MS_TENSOR_TYPE);
+    lua_getfield(L, -1, "__index");
+    /* tensor.c: its second upvalue are the methods. */
+    if (lua_getupvalue(L, -1, 2) && lua_istable(L, -1)) {
+        lua_getfield(L, -1, frame.name);
+        if (lua_rawequal(L, -1, top + 1))
+            ms_lua_error(L,
+                         "%s is a method of a tensor, not of %s: write object:%s(...), with a "
+                         "colon",
+                         frame.name, given, frame.name);
+    }
+    lua_settop(L, top);
+}
+
 /* The error names the line that made the tensor and why it is gone, since the line that uses it is
  * rarely the one that is wrong. handle->script is the line that made it; it is a number of the
  * engine's table of strings, and 0 if no script did. */
 ms_handle *ms_lua_handle(lua_State *L, int index)
 {
     ms_handle *handle = luaL_testudata(L, index, MS_TENSOR_TYPE);
-    if (!handle || handle->magic != MS_HANDLE_MAGIC) luaL_typeerror(L, index, "ms.Tensor");
+    if (!handle || handle->magic != MS_HANDLE_MAGIC) {
+        if (index == 1) refuse_missing_self(L);
+        luaL_typeerror(L, index, "ms.Tensor");
+    }
     if (!handle->tensor) {
         const char *line =
             handle->script

@@ -151,6 +151,7 @@ void ms_lua_note_exit(ms_runtime *runtime, const ms_error *error)
     runtime->exit.code = error->status >= MS_ERROR_NOT_FOUND ? 3 : 1;
     if (error->status == MS_ERROR_MEMORY) runtime->exit.code = 8;
     snprintf(runtime->exit.message, sizeof runtime->exit.message, "%s", error->message);
+    runtime->exit.refused_at[0] = 0;
 }
 
 /* Raises; the caller owns nothing at this point. A callback's error is taken out of the registry
@@ -179,7 +180,9 @@ void ms_lua_ok(lua_State *L, ms_status status)
 int ms_lua_failed(lua_State *L, const ms_error *error)
 {
     if (error->status < MS_ERROR_NOT_FOUND) return ms_lua_error(L, "%s", error->message);
-    ms_lua_note_exit(ms_lua_runtime(L), error);
+    ms_runtime *runtime = ms_lua_runtime(L);
+    ms_lua_note_exit(runtime, error);
+    ms_lua_line(L, runtime->exit.refused_at, sizeof runtime->exit.refused_at);
     lua_pushnil(L);
     lua_pushstring(L, error->message);
     lua_pushstring(L, ms_status_name(error->status));

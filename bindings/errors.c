@@ -64,6 +64,7 @@ static int raise(lua_State *L)
         ms_runtime *runtime = ms_lua_runtime(L);
         runtime->exit.code = (int)luaL_checkinteger(L, 2);
         snprintf(runtime->exit.message, sizeof runtime->exit.message, "%s", message);
+        runtime->exit.refused_at[0] = 0;
     }
     return ms_lua_error(L, "%s", message);
 }
@@ -79,9 +80,21 @@ static int refuse(lua_State *L)
     lua_settop(L, 2);
     runtime->exit.code = 3;
     snprintf(runtime->exit.message, sizeof runtime->exit.message, "%s", message);
+    ms_lua_line(L, runtime->exit.refused_at, sizeof runtime->exit.refused_at);
     lua_pushnil(L);
     lua_insert(L, 1);
     return 3;
+}
+
+/* core.refusal() -> the last message that a script got beside nil, and its line; nil: none, or
+ * another error has come since. */
+static int refusal(lua_State *L)
+{
+    const ms_lua_exit *last = &ms_lua_runtime(L)->exit;
+    if (!*last->refused_at) return 0;
+    lua_pushstring(L, last->message);
+    lua_pushstring(L, last->refused_at);
+    return 2;
 }
 
 /* core.nearest(given, names) -> the most similar name, or nil. The list of names lives in a
@@ -106,9 +119,9 @@ static int nearest(lua_State *L)
 void ms_open_errors(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = {
-        { "exit_code", exit_code }, { "line", line },     { "is_library", is_library },
-        { "raise", raise },         { "refuse", refuse }, { "traceback", traceback },
-        { "nearest", nearest },     { NULL, NULL },
+        { "exit_code", exit_code }, { "line", line },       { "is_library", is_library },
+        { "raise", raise },         { "refuse", refuse },   { "traceback", traceback },
+        { "nearest", nearest },     { "refusal", refusal }, { NULL, NULL },
     };
     ms_lua_register(L, runtime, functions);
 }

@@ -45,12 +45,27 @@ static bool read_device(lua_State *L, int index)
     return meta;
 }
 
+/* Sizes as arguments, as other libraries have them. */
+static void refuse_bare_sizes(lua_State *L, int index)
+{
+    luaL_Buffer sizes;
+    int last = lua_gettop(L);
+    luaL_buffinit(L, &sizes);
+    for (int i = index; i <= last && lua_type(L, i) == LUA_TNUMBER; i++) {
+        if (i > index) luaL_addstring(&sizes, ", ");
+        luaL_addstring(&sizes, lua_tostring(L, i));
+    }
+    luaL_pushresult(&sizes);
+    ms_lua_error(L, "a shape is a table: write { %s }, in braces", lua_tostring(L, -1));
+}
+
 /* Reads { sizes..., dtype =, device =, group =, requires_grad = } and raises for any other key. -1,
  * which ms_lua_sizes lets through for views, is refused here: a new tensor has no size that follows
  * from others. */
 static void read_shape(lua_State *L, int index, const char *const keys[], ms_dtype fallback,
                        shape_options *out)
 {
+    if (lua_type(L, index) == LUA_TNUMBER) refuse_bare_sizes(L, index);
     luaL_checktype(L, index, LUA_TTABLE);
     ms_lua_known_keys(L, index, keys, "option");
     *out = (shape_options){ .dtype = fallback };

@@ -121,10 +121,12 @@ typedef struct ms_lua_memory {
     uint64_t live_before_links;
 } ms_lua_memory;
 
-/* How the command line ends, if the error in `message` ends the run. */
+/* How the command line ends, if the error in `message` ends the run. refused_at: the user's line
+ * that got nil and this message; empty: the message was raised. */
 typedef struct ms_lua_exit {
     int code;
     char message[MS_ERROR_MESSAGE_BYTES];
+    char refused_at[160];
 } ms_lua_exit;
 
 /* The runtime of one Lua state: a userdata that is upvalue 1 of every bound function. Only its

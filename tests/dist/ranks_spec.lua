@@ -99,7 +99,11 @@ describe("a job of several ranks", function()
         "rank 1: all_reduce #6 of world %[f32 x 5, sum, at [^\n]*ways.lua:19",
       },
       dtype = { 5, "ranks 0, 2: [^\n]*f32 x 1024", "rank 1: [^\n]*bf16 x 1024" },
-      operation = { 5, "ranks 0, 2: all_reduce", "rank 1: broadcast" },
+      operation = {
+        5, "ranks 0, 2: all_reduce", "rank 1: broadcast",
+        "Usual causes: a call that not all ranks make %(under if rank == 0%), or calls in a loop \z
+          of pairs",
+      },
       extra = { 5, "rank 1: [^\n]*max" },
       cross = {
         5, "the ranks wait for each other, and none can go on",

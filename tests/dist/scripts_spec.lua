@@ -101,6 +101,9 @@ describe("a recipe with ms.scripts", function()
       "classic, deferred", "files at hand: half.lua")
     fails("buckets=fited", "there is no bucket plan 'fited': did you mean 'fitted'?",
       "arrival, fitted")
+    -- A file of the same name lies beside, too.
+    command.write(folder .. "/powersgd.lua", "return {}")
+    fails("hook=powersgdd", "there is no hook 'powersgdd': did you mean 'powersgd'?")
   end)
 
   it("says what is wrong with a script or its options", function()

@@ -34,6 +34,19 @@ describe("any value in any place", function()
     return ok
   end
 
+  it("a dot instead of a colon, and sizes without braces, are told as such", function()
+    local t = ms.ones { 2 }
+    fails(function() return t.sum() end,
+      "sum is a method of a tensor, not of no value: write object:sum(...), with a colon")
+    fails(function() local loss = t:sum() loss.backward() end, "backward", "with a colon")
+    fails(function() return t.add(2) end, "add is a method of a tensor, not of number")
+    fails(function() return ms.rand(3, 8) end, "a shape is a table: write { 3, 8 }, in braces")
+    fails(function() return ms.zeros(3) end, "a shape is a table: write { 3 }, in braces")
+    -- What is no method, or has its object, is told as before.
+    fails(function() return ms.to_bytes(1) end)
+    fails(function() return t:add() end, "add: a number or a tensor is expected")
+  end)
+
   it("methods of tensors raise for every self that is none", function()
     local values = specimens()
     for name, method in ms.sorted_pairs(core.tensor_methods) do

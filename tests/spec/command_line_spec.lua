@@ -162,6 +162,24 @@ describe("the command line", function()
     end
   end)
 
+  it("says why a value is nil that a call has refused to give", function()
+    command.write(folder .. "/r.lua", [[
+      local ms = require "moonshard"
+      local set = ms.data.bytes "nosuch"
+      local other = ms.nn.Linear(2, 2)
+      set:split(0.5)
+    ]])
+    local code, _, err = command.run(folder, "run r.lua")
+    assert.equal(3, code)                          -- as where the script had asserted it
+    assert.matches("r.lua:4: attempt to index a nil value %(local 'set'%)\nr.lua:2: a call has \z
+      failed here and given nil: cannot open 'nosuch'", err)
+    -- A nil of the script's own.
+    command.write(folder .. "/r.lua", "require 'moonshard'\nlocal t\nt.x = 1")
+    code, _, err = command.run(folder, "run r.lua")
+    assert.equal(1, code)
+    assert.is_nil(err:find("a call has failed", 1, true), err)
+  end)
+
   it("shows texts with percent signs", function()
     command.write(folder .. "/r.lua", [[
       local ms = require "moonshard"

@@ -169,7 +169,7 @@ describe("moonshard runs", function()
   before_each(function() folder = command.folder() end)
   after_each(function() command.remove(folder) end)
 
-  it("tells states, results, and settings that differ", function()
+  it("tells states, results, and what was set", function()
     command.write(folder .. "/r.lua", RECIPE)
     local function run(name, options)
       return (command.run(folder, ("run r.lua run=runs/%s %s"):format(name, options)))
@@ -201,8 +201,25 @@ describe("moonshard runs", function()
     local lines = {}
     for line in (command.succeed(folder, "runs")):gmatch "[^\n]+" do lines[#lines + 1] = line end
     assert.matches("^run +state +steps +loss +best val_loss +started +settings$", lines[1])
-    assert.matches("^runs/done +done +8/8 +[%d.]+ +%- +%d+%-%d+%-%d+ ..:.. +fail=%-1 \z
-      rate=0.1 shell=\"\"$", lines[2])
+    assert.matches("^runs/done +done +8/8 +[%d.]+ +%- +%d+%-%d+%-%d+ ..:..$", lines[2])
+    assert.matches(" ..:..  fail=3 rate=0.5$", lines[3])
+    assert.same({ fail = 3, rate = 0.5, run = "runs/failed" }, seen["runs/failed"].set)
+    -- An older version did not note what was set.
+    local about = core.json_decode(command.read(folder .. "/runs/failed/run.json"))
+    about.set = nil
+    command.write(folder .. "/runs/failed/run.json", core.json_encode(about))
+    assert.matches("\nruns/failed [^\n]* ..:..  fail=3 rate=0.5 shell=\"\"\n",
+      (command.succeed(folder, "runs")))
+  end)
+
+  it("cuts its lines at the edge of a terminal", function()
+    command.write(folder .. "/r.lua", RECIPE)
+    assert.equal(0, (command.run(folder, "run r.lua run=runs/one rate=0.25")))
+    os.execute(("script -q -e -c 'stty cols 70 && %s' '%s/typescript' </dev/null >/dev/null")
+      :format(command.line(folder, "runs"):gsub("'", "'\\''"), folder))
+    local line = command.read(folder .. "/typescript"):match "\n(runs/one[^\r\n]*)"
+    assert.equal(70, utf8.len(line), line)
+    assert.matches("…$", line)
   end)
 
   it("lists runs without run.json, and says where there are none", function()

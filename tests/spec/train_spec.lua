@@ -315,6 +315,20 @@ end
     end
   end)
 
+  it("says that data gives no targets", function()
+    command.write(folder .. "/bad.lua", [[
+      local ms = require "moonshard"
+      local m = ms.nn.Linear(2, 2)
+      ms.train {
+        model = m, optimizer = ms.optim.sgd(m), steps = 1, run = "no-y",
+        data = function() return ms.ones { 1, 2 } end,
+      }]])
+    local code, _, err = command.run(folder, "run bad.lua")
+    assert.equal(1, code)
+    assert.matches("bad.lua:%d+: train: data must give two tensors, x and the targets y; its \z
+      second value is nil", err)
+  end)
+
   it("says once what is wrong with its options", function()
     local bad = {
       ["{ model = m, optimizer = o, data = d }"] = "the option steps is missing",

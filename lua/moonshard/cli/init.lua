@@ -128,6 +128,14 @@ local function without_own_place(message)
   return rest and not is_own and rest or message
 end
 
+-- For a script that goes on with the nil of a call that failed: what had failed, and where.
+local function reason_of_nil(failure)
+  if not failure:find "attempt to %a+ [%a ]*a nil value" then return "" end
+  local message, line = require "moonshard.core".refusal()
+  return message and ("\n%s: a call has failed here and given nil: %s; assert(...) around it \z
+    raises this at once"):format(line, message) or ""
+end
+
 local function handler(failure)
   local launch = require "moonshard.base.launch"
   if launch.is_exit(failure) then return failure end
@@ -142,6 +150,7 @@ local function handler(failure)
     return failure .. "\n" .. (inner or debug.traceback("", 2))
   end
   failure = without_own_place(failure)
+  failure = failure .. reason_of_nil(failure)
   -- The user's part of the traceback, without the frames of the library and the program.
   local lines = {}
   for line in (inner or debug.traceback("", 2)):gmatch "[^\n]+" do

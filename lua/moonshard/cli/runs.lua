@@ -1,7 +1,8 @@
--- moonshard runs: the runs of a folder, their states and results, and the settings that differ.
+-- moonshard runs: the runs of a folder, their states and results, and the options that were set.
 local core = require "moonshard.core"
 local launch = require "moonshard.base.launch"
 local read = require "moonshard.train.plots.read"
+local sorted_pairs = require "moonshard.base.sorted_pairs"
 local switches = require "moonshard.cli.switches"
 
 local runs = {}
@@ -20,7 +21,8 @@ local function loss(value)
   return value and (math.abs(value) < 1e6 and "%.4f" or "%.4e"):format(value) or "-"
 end
 
--- A table whose columns are as wide as their widest cell; the last one is not filled up.
+-- A table whose columns are as wide as their widest cell; the last one is not filled up, and cut at
+-- the edge of a terminal.
 local function print_table(rows)
   local widths = {}
   for _, row in ipairs(rows) do
@@ -35,7 +37,13 @@ local function print_table(rows)
     for i, cell in ipairs(row) do
       parts[i] = cell .. (" "):rep(widths[i] - (utf8.len(cell) or #cell))
     end
-    print((table.concat(parts, "  "):gsub("%s+$", "")))
+    local line = table.concat(parts, "  "):gsub("%s+$", "")
+    local room = launch.process and launch.process.is_terminal() and launch.process.columns()
+    local length = utf8.len(line)
+    if room and length and length > room then
+      line = line:sub(1, utf8.offset(line, room) - 1) .. "…"
+    end
+    print(line)
   end
 end
 
@@ -50,14 +58,21 @@ local function object_of(record, names)
     state = record.state, code = about.code, message = about.message,
     step = record.last_step, steps = about.steps, loss = last_of(record.series.loss),
     best_val_loss = best, best_val_step = at, started = about.started, ended = about.ended,
-    ranks = about.ranks, recipe = about.recipe, settings = settings,
+    ranks = about.ranks, recipe = about.recipe, settings = settings, set = about.set,
   }
 end
 
+-- What was set on the command line of a run; of one by an older version, which did not note that,
+-- what differs between the runs.
 local function row_of(object, names)
   local parts = {}
-  for _, name in ipairs(names) do
-    parts[#parts + 1] = name .. "=" .. shown(object.settings[name])
+  for name, value in sorted_pairs(object.set or {}) do
+    if name ~= "run" then parts[#parts + 1] = name .. "=" .. shown(value) end
+  end
+  for _, name in ipairs(object.set and {} or names) do
+    if object.settings[name] ~= nil then
+      parts[#parts + 1] = name .. "=" .. shown(object.settings[name])
+    end
   end
   local step = object.step and tostring(object.step + 1) or "0"
   return {
@@ -79,7 +94,7 @@ end
 function runs.parser()
   local parser = switches.plain("runs", "Lists the runs of a folder: running, done, stopped or \z
     failed with which exit code, or killed; steps done, the last loss, the best validation, and \z
-    the settings that differ between them.")
+    the options that were set.")
   parser:argument("folders", "folders with runs in them (default: runs, or else this folder)")
     :args "*"
   parser:flag("--json", "a line of JSON for each run")

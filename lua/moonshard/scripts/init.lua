@@ -77,6 +77,8 @@ local function complaint(name, value)
     local short = path:match "([^/]*)%.lua$"
     known[#known + 1], path_of[short] = short, path
   end
+  -- A file of the same name is another way to the same.
+  for _, ready in ipairs(kind.ready) do path_of[ready] = nil end
   local near = core.nearest(value:match "([^/]*)%.lua$" or value, known)
   local hint = near and (": did you mean '%s'?"):format(path_of[near] or near) or ""
   return ("there is no %s '%s'%s\nready-made: %s\nfiles at hand: %s"):format(

@@ -60,6 +60,10 @@ local function pass(self, x, y, positions)
   if not core.is_tensor(x) and not o.loss then
     core.raise("train: data must give tensors x and y, not " .. type(x))
   end
+  if not o.loss and not core.is_tensor(y) then
+    core.raise(("train: data must give two tensors, x and the targets y; its second value is %s \z
+      (or give loss, a function that needs no y)"):format(y == nil and "nil" or "a " .. type(y)))
+  end
   check_packed(self, x, positions)
   local function in_dtype()
     if o.dtype == "f32" then return loss_of(o.model, x, y, positions) end

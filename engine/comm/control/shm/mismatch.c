@@ -168,6 +168,11 @@ static void report_sides(ms_shm_rank *self, const ms_comm_args *args,
         snprintf(text + used, sizeof text - used,
                  "\nWith graph = true ranks make the same calls with the same "
                  "memory; " MS_COMM_GRAPHS_VARIABLE "=off launches each call by itself");
+    else if (used < sizeof text)
+        snprintf(
+            text + used, sizeof text - used,
+            "\nUsual causes: a call that not all ranks make (under if rank == 0), or calls in a "
+            "loop of pairs, whose order differs");
     bool equal = sides->counts[0] == sides->counts[1];
     int blamed = equal ? mine_first : sides->counts[1] < sides->counts[0];
     ms_shm_end_job(self->files, MS_ABORT_MISMATCH, (int32_t)sides->ranks[blamed][0], text);

@@ -18,6 +18,7 @@ end
 local KINDS <const> = {
   version = "text", recipe = "text", message = "text", ranks = "count", steps = "count",
   code = "count", started = "count", ended = "count", settings = "settings",
+  set = "settings",
 }
 local is = {}
 function is.text(value) return type(value) == "string" end
@@ -50,12 +51,15 @@ end
 ---@param run string folder
 ---@param steps? integer of the whole run
 function about.begin(run, steps)
-  local settings = {}
-  for _, item in ipairs(launch.settings or {}) do settings[item.name] = item.value end
+  local settings, set = {}, {}
+  for _, item in ipairs(launch.settings or {}) do
+    settings[item.name] = item.value
+    if item.changed then set[item.name] = item.value end
+  end
   write(run, {
     version = core.version, recipe = launch.recipe, command = launch.command,
     machine = machines.describe(),
-    ranks = core.world():size(), steps = steps, started = os.time(), settings = settings,
+    ranks = core.world():size(), steps = steps, started = os.time(), settings = settings, set = set,
   })
 end
 
