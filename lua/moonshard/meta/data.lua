@@ -152,7 +152,7 @@
 --- loader:load_state(state)
 --- loader:next():eq(after):all() --> true
 --- ```
----@field state fun(self): table
+---@field state fun(self): table   its place in the data, for load_state
 --- ```lua
 --- local file = assert(io.open("text.txt", "w"))
 --- file:write(("abcde"):rep(10))
@@ -164,7 +164,7 @@
 --- other:load_state(one:state())
 --- other:next():eq(one:next()):all() --> true
 --- ```
----@field load_state fun(self, state: table)
+---@field load_state fun(self, state: table)   continues at the place of a saved state
 --- Iterates over the first `count` batches of the data (all unless given), independent of `next`.
 --- ```lua
 --- local file = assert(io.open("text.txt", "w"))

@@ -196,7 +196,8 @@
 --- end })
 --- model(ms.ones { 1, 2 }):sum():backward()
 --- ```
----@field is_last fun(self): boolean
+---@field is_last fun(self): boolean   whether it is the last one of this pass
+--- What becomes of it: "hybrid" is a reduce_scatter, then an all_reduce of the shards.
 --- ```lua
 --- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = function(bucket, next)
 ---   bucket:kind() --> "all_reduce"
@@ -291,12 +292,12 @@
 --- model(ms.ones { 1, 2 }):sum():backward()
 --- ```
 ---@field shard fun(self, full: ms.Tensor): ms.Tensor
---- These four are for links that add up what is lost, as error_feedback does. ask_sent makes
---- wants_sent true for later links, until one of them reports with set_sent the values that this
---- rank sent; sent returns them, or nil. Reductions report by themselves while the buffer has the
---- bucket's length. A link must report if it changes the numbers of the buffer by more than a cast
---- to another float dtype. A link that reduces by itself must report too: if it loses nothing, or
---- keeps the rest itself, it reports the bucket's buffer. A link that does not report is an error.
+--- For links that add up what is lost, as error_feedback does. It makes wants_sent true for later
+--- links, until one of them reports with set_sent the values that this rank sent, which sent returns
+--- then. Reductions report by themselves while the buffer has the bucket's length. A link must
+--- report if it changes the numbers of the buffer by more than a cast to another float dtype. A link
+--- that reduces by itself must report too: if it loses nothing, or keeps the rest itself, it reports
+--- the bucket's buffer. A link that does not report is an error.
 --- ```lua
 --- -- What the later links lose is added to the numbers of the next pass.
 --- local state = ms.hooks.state "example.feedback"
@@ -313,6 +314,7 @@
 --- model(ms.ones { 1, 2 }):sum():backward()
 --- ```
 ---@field ask_sent fun(self)
+--- True: an earlier link has called ask_sent, and no link has reported yet.
 --- ```lua
 --- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = function(bucket, next)
 ---   bucket:wants_sent() --> false
@@ -321,6 +323,7 @@
 --- model(ms.ones { 1, 2 }):sum():backward()
 --- ```
 ---@field wants_sent fun(self): boolean
+--- Reports the values that this rank sent (ask_sent says when a link must do so).
 --- ```lua
 --- local function halve(bucket, next)
 ---   local half = bucket:buffer():mul_(0.5)
@@ -333,6 +336,7 @@
 --- model.module.weight:grad() --> { { 0.5, 0.5 } }
 --- ```
 ---@field set_sent fun(self, t: ms.Tensor)
+--- The values that a later link has reported with set_sent; nil before.
 --- ```lua
 --- local lost
 --- local function watch(bucket, next)

@@ -250,7 +250,9 @@
 ---@field saves boolean                of the ranks that have the same elements, this one saves them
 
 ---@class ms.FSDP: ms.Module
+-- parameters
 ---@field module ms.Module             the sharded model
+-- passes
 --- Gradients of a forward and backward inside f stay on their rank, whole, and add up.
 --- ```lua
 --- local model = ms.fsdp(ms.nn.Linear(2, 1))
@@ -305,6 +307,7 @@
 --- model:check_replicas(ms.optim.sgd(model))
 --- ```
 ---@field check_replicas fun(self, optimizer?: ms.Optimizer)
+-- parameters
 --- Runs f with whole parameters: of the units of `names`, or of all. Nothing in f is recorded. This
 --- rank's part of what f wrote is kept unless writeback is false. All ranks call it.
 --- ```lua
@@ -330,6 +333,7 @@
 --- piece.shape --> { 1, 2 }
 --- ```
 ---@field pieces fun(self): { name: string, shape: integer[], first: integer, count: integer }[]
+-- state and files
 --- Parameters and saved buffers by name. kind "full" (the default): copies of all of them, whole,
 --- on rank 0 of the model, and an empty table elsewhere; with group_of, the parameters of all
 --- ranks. All ranks call it. "sharded": copies of what this rank has, which are pieces, and tensors
@@ -367,6 +371,7 @@
 --- ms.fsdp(ms.nn.Linear(2, 3)):load "linear.safetensors" --> true
 --- ```
 ---@field load fun(self, path: string|string[], options?: ms.LoadOptions): true?, string?, string?
+-- gathers
 --- The ranks that share one copy of the parameters; a group of this rank alone if each rank has its
 --- own.
 --- ```lua
@@ -380,6 +385,7 @@
 --- model:unshard(0):value() --> true
 --- ```
 ---@field unshard fun(self, index: integer): ms.Future
+--- Frees the whole parameters of a unit that unshard has gathered.
 --- ```lua
 --- local model = ms.fsdp(ms.nn.Linear(2, 1))
 --- model:unshard(0)
@@ -422,6 +428,7 @@
 --- model:score(ms.ones { 1, 2 }):backward()
 --- ```
 ---@field forward_method fun(self, name: string)
+-- parameters
 --- Drops a pass that has failed, and all gradients. All ranks call it after a forward or backward
 --- failed in the same way on all of them, and the error was caught. Parameters that this backward
 --- has stepped stay stepped.
@@ -441,6 +448,7 @@
 --- plain.weight:shape() --> { 1, 2 }
 --- ```
 ---@field unwrap fun(self): ms.Module
+-- passes
 --- ```lua
 --- local model = ms.fsdp(ms.nn.Linear(2, 1))
 --- model(ms.ones { 1, 2 }):sum():backward()

@@ -9,6 +9,7 @@
 --- and all_to_all have gradients (with op sum, avg or premul_sum). If t requires a gradient and
 --- operators are recorded, all_reduce and broadcast do not change t; their value is a new tensor.
 ---@class ms.Group
+-- ranks
 --- ```lua
 --- ms.world():rank() --> 0
 --- ```
@@ -20,7 +21,7 @@
 --- ```lua
 --- ms.world():name() --> "world"
 --- ```
----@field name fun(self): string
+---@field name fun(self): string   as messages and traces have it
 --- A group of the same ranks with its own connection and stream, so that neither group waits for
 --- the other. Channel 1 is the group itself.
 --- ```lua
@@ -62,6 +63,7 @@
 --- host:size() * across:size() --> 1
 --- ```
 ---@field levels fun(self, size?: integer): ms.Group, ms.Group
+-- collectives
 --- Reduces t over all ranks, in place. Value: t. op: "sum" unless given.
 --- ```lua
 --- -- On one rank; on four the value would be 4.
@@ -111,6 +113,7 @@
 --- world:scatter(part, 0):value() --> { 1, 2 }
 --- ```
 ---@field scatter fun(self, t: ms.Tensor, root: integer, counts?: integer[]): ms.Future
+-- between two ranks
 --- Sends t to a rank of the group. Sends and receives of a pair of ranks match in order. Value: t.
 --- ```lua
 --- local world, t = ms.world(), ms.ones { 2 }
@@ -128,6 +131,7 @@
 --- t --> { 0.0, 0.0 }
 --- ```
 ---@field recv fun(self, t: ms.Tensor, from: integer): ms.Future
+-- all ranks
 --- **blocks** until all ranks of the group have called it.
 --- ```lua
 --- ms.world():barrier()

@@ -64,8 +64,11 @@
 ---@field name string                  under which its state is saved
 ---@field needs? ms.DType              of its buffer; checked when the chain is built
 ---@field gives? ms.DType              of the tensor that encode returns
+--- What is sent in place of the buffer.
 ---@field encode? fun(buffer: ms.Tensor, state: ms.State, bucket: ms.Bucket): ms.Tensor
+--- Makes gradients of the reduced tensor.
 ---@field decode? fun(reduced: ms.Tensor, state: ms.State, bucket: ms.Bucket): ms.Tensor
+--- Sees the buffer, and changes nothing.
 ---@field observe? fun(buffer: ms.Tensor, state: ms.State, bucket: ms.Bucket)
 --- Ranks get different results, so their parameters go apart and are not compared (see
 --- `check_replicas`). A link that is a callable table says so with a field of this name.
@@ -88,6 +91,7 @@
 --- replaces them: it must average by itself (the engine does not divide) and return a tensor of
 --- bucket:shard's length in bucket:dtype().
 ---@class ms.hooks
+-- making hooks
 --- Makes a chain of links, which is a link, too.
 --- ```lua
 --- local chain = ms.hooks.chain { ms.hooks.nan_check(), "bf16_compress" }
@@ -117,6 +121,7 @@
 --- state:of("run").seen --> 1
 --- ```
 ---@field state fun(name: string): ms.State
+-- links
 --- From here on, the links are native. Those marked * also exist in Lua, in lua/moonshard/hooks/,
 --- with equal results. * The reduction that the kind of the bucket needs. op: "avg" unless given.
 --- between, for hybrid buckets: links that reduce a shard over the ranks that hold it, after the

@@ -35,15 +35,15 @@
 --- ms.zeros { 2, 2 } --> { { 0.0, 0.0 }, { 0.0, 0.0 } }
 --- ms.zeros { dtype = "bf16" } --> 0.0
 --- ```
----@field zeros fun(shape: ms.Shape): ms.Tensor
+---@field zeros fun(shape: ms.Shape): ms.Tensor   filled with 0
 --- ```lua
 --- ms.ones { 3, dtype = "i64" } --> { 1, 1, 1 }
 --- ```
----@field ones fun(shape: ms.Shape): ms.Tensor
+---@field ones fun(shape: ms.Shape): ms.Tensor   filled with 1
 --- ```lua
 --- ms.full(7, { 2 }) --> { 7.0, 7.0 }
 --- ```
----@field full fun(value: number, shape: ms.Shape): ms.Tensor
+---@field full fun(value: number, shape: ms.Shape): ms.Tensor   filled with the value
 --- 1-D: first, first + step, ... up to and including last, as in Lua's `for`.
 --- ```lua
 --- ms.arange(1, 7, 2) --> { 1, 3, 5, 7 }

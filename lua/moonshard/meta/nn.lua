@@ -45,6 +45,7 @@
 --- tree of its parts, with classes, shapes and numbers of parameters. `model(...)` runs forward and
 --- the module's hooks. Of a wrapped model, call the wrapper (ms.ddp's result).
 ---@class ms.Module
+-- parts
 ---@field class_name string            the name that nn.class was given
 ---@operator call(...): any
 --- All parameters, in order, each once; a tied one comes at its first name.
@@ -77,6 +78,7 @@
 --- names --> { "", "0", "1" }
 --- ```
 ---@field modules fun(self): (fun(): string, ms.Module)   itself (named "") and all below, in order
+-- training
 --- ```lua
 --- ms.nn.Dropout(0.5):eval():train():is_training() --> true
 --- ```
@@ -90,6 +92,7 @@
 --- ms.nn.Dropout(0.5):is_training() --> true
 --- ```
 ---@field is_training fun(self): boolean   true until eval, or train(false)
+-- dtype and device
 --- Converts float parameters and buffers. Shared tensors stay shared. They become new tensors, so
 --- it comes before ms.ddp, ms.fsdp, optimizers and functions of on_grad: a parameter that has one
 --- of these is refused.
@@ -97,6 +100,7 @@
 --- ms.nn.Linear(2, 2):to("bf16"):parameters()[1]:dtype() --> "bf16"
 --- ```
 ---@field to fun(self, what: ms.DType|string): self   what: dtype of float parameters, or device
+-- parts
 --- Assigns t to the field `name`. options.save: whether `state` and `save` have it; true unless
 --- given.
 --- ```lua
@@ -106,6 +110,7 @@
 --- model:state().steps --> nil
 --- ```
 ---@field add_buffer fun(self, name: string, t: ms.Tensor, options?: { save?: boolean })
+-- training
 --- Adds a hook: pre_forward: f(module, inputs); forward: f(module, inputs, outputs); pre_backward
 --- and backward: f(module, gradients), of the outputs and of the inputs. Values are lists. If f
 --- returns a value, it replaces its last argument. Returns a function that removes f.
@@ -143,6 +148,7 @@
 --- model.weight:grad() --> { { 2.0 } }
 --- ```
 ---@field clip_grad_value fun(self, max: number)   clamps gradients to -max .. max, in place
+-- state and files
 --- Copies of parameters and saved buffers by name, which stay as they are while the model is
 --- trained. options.kind: "full" unless given. options.live: the tensors themselves, for who only
 --- reads them at once; on "meta" there are no values, and state() gives the tensors themselves.
@@ -185,6 +191,7 @@
 --- to.weight:eq(from.weight):all() --> true
 --- ```
 ---@field load fun(self, path: string|string[], options?: ms.LoadOptions): true?, string?, string?
+-- dtype and device
 --- Gives parameters and buffers on "meta" memory, and the values that they would have without it,
 --- on this rank. Tensors with memory stay as they are. Returns the module. Values that were filled,
 --- drawn, copied or cast as a whole tensor, or changed by operators without other tensors, are
@@ -198,6 +205,7 @@
 --- model:materialize().weight:device() --> "cpu"
 --- ```
 ---@field materialize fun(self): self
+-- adapters
 --- Writes the adapters that nn.lora has given the model to a folder, in the format of peft:
 --- adapter_config.json and adapter_model.safetensors. All ranks call it; rank 0 writes, and all
 --- ranks have its result when the files are there. Of a sharded model, rank 0 puts one weight after
@@ -313,16 +321,19 @@
 --- List only holds modules; Sequential calls one after another. Linear has a bias unless
 --- options.bias is false; eps of norms is 1e-5 unless given.
 ---@class ms.nn
+-- containers
 --- ```lua
 --- local list = ms.nn.List { ms.nn.Linear(2, 2), ms.nn.Linear(2, 2) }
 --- list[2](ms.ones { 1, 2 }):shape() --> { 1, 2 }
 --- ```
----@field List fun(modules: ms.Module[]): ms.Module
+---@field List fun(modules: ms.Module[]): ms.Module   holds modules
 --- ```lua
 --- local model = ms.nn.Sequential(ms.nn.Linear(2, 8), ms.nn.GELU(), ms.nn.Linear(8, 1))
 --- model(ms.ones { 5, 2 }):shape() --> { 5, 1 }
 --- ```
----@field Sequential fun(...: ms.Module): ms.Module
+---@field Sequential fun(...: ms.Module): ms.Module   calls one module after another
+-- layers
+--- X weight^T + bias.
 --- ```lua
 --- ms.nn.Linear(3, 2)(ms.ones { 5, 3 }):shape() --> { 5, 2 }
 --- ```
@@ -330,11 +341,13 @@
 --- ```lua
 --- ms.nn.Embedding(100, 8)(ms.tensor { 1, 5, 1 }):shape() --> { 3, 8 }
 --- ```
----@field Embedding fun(count: integer, width: integer): ms.Module
+---@field Embedding fun(count: integer, width: integer): ms.Module   rows of its weight by ids
+--- Over the last dimension.
 --- ```lua
 --- ms.nn.LayerNorm(2)(ms.tensor { 1.0, 3.0 }) --> { -1.0, 1.0 }
 --- ```
 ---@field LayerNorm fun(width: integer, options?: { eps?: number, bias?: boolean }): ms.Module
+--- Over the last dimension.
 --- ```lua
 --- ms.nn.RMSNorm(2)(ms.tensor { 3.0, 3.0 }) --> { 1.0, 1.0 }
 --- ```
@@ -352,10 +365,12 @@
 --- layer(ms.ones { 1, 3, 32, 32 }):shape() --> { 1, 8, 16, 16 }
 --- ```
 ---@field Conv2d fun(inputs: integer, outputs: integer, kernel: integer|integer[], options?: ms.Conv2dLayerOptions): ms.Module
+--- The greatest element of each window.
 --- ```lua
 --- ms.nn.MaxPool2d(2)(ms.ones { 1, 3, 32, 32 }):shape() --> { 1, 3, 16, 16 }
 --- ```
 ---@field MaxPool2d fun(kernel: integer|integer[], options?: ms.MaxPool2dOptions): ms.Module
+--- The average of each window.
 --- ```lua
 --- local layer = ms.nn.AvgPool2d(3, { stride = 1, padding = 1 })
 --- layer(ms.ones { 1, 1, 2, 2 }) --> { { { { 0.4444, 0.4444 }, { 0.4444, 0.4444 } } } }
@@ -366,27 +381,32 @@
 --- ms.nn.Flatten()(ms.ones { 2, 3, 4, 5 }):shape() --> { 2, 60 }
 --- ```
 ---@field Flatten fun(first?: integer, last?: integer): ms.Module
+-- activations
 --- ```lua
 --- ms.nn.ReLU()(ms.tensor { -1.0, 2.0 }) --> { 0.0, 2.0 }
 --- ```
----@field ReLU fun(): ms.Module
+---@field ReLU fun(): ms.Module   negative elements become 0
 --- ```lua
 --- ms.nn.GELU()(ms.tensor { -1.0, 2.0 }) --> { -0.1588, 1.955 }
 --- ```
----@field GELU fun(form?: "tanh"|"erf"): ms.Module
+---@field GELU fun(form?: "tanh"|"erf"): ms.Module   "tanh" unless given
 --- ```lua
 --- ms.nn.SiLU()(ms.tensor { 0.0, 2.0 }) --> { 0.0, 1.762 }
 --- ```
----@field SiLU fun(): ms.Module
+---@field SiLU fun(): ms.Module   x * sigmoid(x)
+-- layers
+--- Two linear layers with an activation between them.
 --- ```lua
 --- ms.nn.MLP(4, 16, { activation = "swiglu", bias = false })(ms.ones { 3, 4 }):shape() --> { 3, 4 }
 --- ```
 ---@field MLP fun(width: integer, hidden: integer, options?: ms.MLPOptions): ms.Module
+--- Causal self-attention, with its linear layers.
 --- ```lua
 --- local attention = ms.nn.Attention { width = 16, heads = 4, kv_heads = 2, rotary = true }
 --- attention(ms.randn { 2, 5, 16 }):shape() --> { 2, 5, 16 }
 --- ```
 ---@field Attention fun(options: ms.AttentionOptions): ms.Module
+-- own modules
 --- Makes a class of modules: `local Block = nn.class("Block")`, then `function Block:init(...)` and
 --- `function Block:forward(...)`. `Block(...)` makes a module.
 --- ```lua
@@ -408,7 +428,8 @@
 --- ms.nn.is_module(ms.nn.ReLU()) --> true
 --- ms.nn.is_module {} --> false
 --- ```
----@field is_module fun(value: any): boolean
+---@field is_module fun(value: any): boolean   whether the value is a module
+-- language models
 --- Models with the parameter names and layouts of Hugging Face. `model(tokens)` maps ids
 --- [batch, time] to logits [batch, time, vocab]. `model(tokens, positions)` is for packed
 --- documents, with the positions i64 [batch, time] that a loader gives. The logits of each document
@@ -441,6 +462,7 @@
 --- read(ms.tensor { { 1, 2, 3 } }):shape() --> { 1, 3, 64 }
 --- ```
 ---@field pretrained fun(path: string, options?: { dropout?: number, recompute?: boolean }): ms.LanguageModel?, string?, string?
+-- training a part
 --- Freezes the parameters of a model, and gives some of its linear layers an adapter (LoRA) that is
 --- trained instead: two matrices A [rank, inputs] and B [outputs, rank], and the layer computes
 --- W x + b + alpha / rank * B (A x). B is zero at first, so that the model computes what it did

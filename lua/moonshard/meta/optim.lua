@@ -62,6 +62,7 @@
 ---@field group? ms.Group              the world unless given
 
 ---@class ms.optim
+-- optimizers
 --- lr .01, momentum 0, dampening 0, nesterov false
 --- ```lua
 --- local model = ms.nn.Linear(1, 1, { bias = false })
@@ -115,6 +116,7 @@
 --- ms.optim.adamax(ms.nn.Linear(2, 2)):lr() --> 0.001
 --- ```
 ---@field adamax fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
+-- own optimizers
 --- Defines a new kind of optimizer. Groups, schedules and saving work as for the built-in kinds.
 --- ```lua
 --- local lion = ms.optim.define {
@@ -143,6 +145,7 @@
 --- end)
 --- ```
 ---@field register_overlapped fun(kind: string, make: fun(optimizer: ms.Optimizer, model: ms.Module, policy: ms.Overlap))
+-- steps during backward
 --- Runs an optimizer overlapped in the way that is used if nothing is registered for its kind. The
 --- policy holds from the second reduced pass on; a planner sees the times of two passes first.
 --- ```lua
@@ -171,6 +174,7 @@
 --- #ms.optim.in_backward_of(model) --> 2
 --- ```
 ---@field in_backward_of fun(model: ms.Module): { parameter: ms.Parameter, optimizers: ms.Optimizer[] }[]
+-- schedules
 --- Schedules, for the option `schedule`. The factor rises linearly during the warm-up: step 0 has
 --- the factor 1 / warmup. constant: it then stays at 1.
 --- ```lua
@@ -198,6 +202,7 @@
 --- factor(90) --> 0.5
 --- ```
 ---@field wsd fun(options: ms.WSDOptions): fun(step: integer): number
+-- gradients
 --- These two do for a list of parameters what the methods of Module do.
 --- ```lua
 --- local model = ms.nn.Linear(1, 1, { bias = false })
@@ -206,6 +211,7 @@
 --- model.weight:grad() --> { { 1.0 } }
 --- ```
 ---@field clip_grad_norm fun(params: ms.Parameter[], max: number, p?: number): ms.Tensor
+--- As Module:clip_grad_value, for a list of parameters.
 --- ```lua
 --- local model = ms.nn.Linear(1, 1, { bias = false })
 --- model(ms.full(4, { 1, 1 })):sum():backward()
@@ -223,6 +229,7 @@
 --- scaler:state().factor --> 1024.0
 --- ```
 ---@field scaler fun(options?: ms.ScalerOptions): ms.Scaler
+-- weights
 --- An object that averages parameters over ranks in some steps, in one of three ways: every
 --- `period` steps; by `periods = { { 4, 8 }, { 16, 16 } }`, where the largest period that divides
 --- the step gives the group size; or every `period` steps with `elastic = alpha`, which moves
@@ -249,14 +256,14 @@
 --- averager:step(ms.nn.Linear(2, 1))
 --- averager:state().steps --> 1
 --- ```
----@field state fun(self): table
+---@field state fun(self): table   what load_state takes
 --- ```lua
 --- local one, other = ms.optim.averager { period = 2 }, ms.optim.averager { period = 2 }
 --- one:step(ms.nn.Linear(2, 1))
 --- other:load_state(one:state())
 --- other:state().steps --> 1
 --- ```
----@field load_state fun(self, state: table)
+---@field load_state fun(self, state: table)   continues from a saved state
 
 
 --- An iteration calls `scale(loss):backward()` any number of times (gradients add up), then
@@ -316,7 +323,7 @@
 --- scaler:load_state(ms.optim.scaler({ init_scale = 8 }):state())
 --- scaler:state().factor --> 8.0
 --- ```
----@field load_state fun(self, saved: table)
+---@field load_state fun(self, saved: table)   continues from a saved state
 
 ---@class ms.Optimizer
 --- Steps all parameters that have a gradient, and frees the gradients (`keep_grads = true` keeps
@@ -349,19 +356,19 @@
 --- optimizer:zero_grad()
 --- model.weight:grad() --> nil
 --- ```
----@field zero_grad fun(self)
+---@field zero_grad fun(self)   removes the gradients of all parameters
 --- ```lua
 --- local optimizer = ms.optim.sgd(ms.nn.Linear(1, 1), { lr = 0.1 })
 --- optimizer:groups()[1].lr = 0.05
 --- optimizer:lr() --> 0.05
 --- ```
----@field groups fun(self): ms.ParamGroup[]
+---@field groups fun(self): ms.ParamGroup[]   its parameter groups, which may be changed
 --- ```lua
 --- local optimizer = ms.optim.sgd(ms.nn.Linear(1, 1))
 --- optimizer:add_group { params = ms.nn.Linear(1, 1):parameters(), lr = 0.5 }
 --- #optimizer:groups() --> 2
 --- ```
----@field add_group fun(self, group: ms.ParamGroup)
+---@field add_group fun(self, group: ms.ParamGroup)   adds a parameter group
 --- ```lua
 --- local schedule = ms.optim.linear { steps = 100, warmup = 10 }
 --- ms.optim.sgd(ms.nn.Linear(1, 1), { lr = 0.1, schedule = schedule }):lr() --> 0.01

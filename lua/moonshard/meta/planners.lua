@@ -30,7 +30,7 @@
 ---@class ms.OverlapPlanner
 ---@field name string
 ---@field every? integer               iterations for which a plan holds; 1 unless given
----@field plan fun(view: ms.OverlapView): ms.OverlapEntry[]
+---@field plan fun(view: ms.OverlapView): ms.OverlapEntry[]   when each bucket is stepped
 ---@class ms
 --- Makes a policy from a planner: when optimizers step each bucket.
 --- ```lua
@@ -95,7 +95,7 @@
 ---@class ms.PrefetchPlanner
 ---@field name string
 ---@field every? integer               passes for which a plan holds; 1 unless given
----@field plan fun(view: ms.PrefetchView): ms.PrefetchEntry[]
+---@field plan fun(view: ms.PrefetchView): ms.PrefetchEntry[]   what each visit gathers ahead
 --- Numbers of elements, within which "by_budget" gathers ahead and keeps units.
 ---@class ms.PrefetchBudgets
 ---@field prefetch_elements? integer   gathered ahead of their use at a time; 50000000 unless given
@@ -132,6 +132,7 @@
 ---@class ms.BucketsPlanner
 ---@field name string
 ---@field every? integer               iterations for which a plan holds; 1 unless given
+--- Which parameters are in each bucket.
 ---@field plan fun(view: ms.BucketsView): integer[][]|{ caps_bytes: integer[] }
 ---@class ms
 --- Makes a bucket plan from a planner, whose answer is a list of positions in view.parameters for

@@ -148,7 +148,7 @@
 --- ```lua
 --- ms.stream("side"):name() --> "side"
 --- ```
----@field name fun(self): string
+---@field name fun(self): string   "main" or the name that it was made with
 --- Runs f at once on the host. The work that f enqueues goes onto this stream.
 --- ```lua
 --- ms.stream("side"):run(function() return ms.stream():name() end) --> "side"

@@ -42,15 +42,15 @@
 ---@operator unm: ms.Tensor
 ---@operator len: integer
 ---@field [integer] ms.Tensor
--- what it is
+-- shape, dtype
 --- ```lua
 --- ms.zeros({ 2, 3 }):shape() --> { 2, 3 }
 --- ```
----@field shape fun(self): integer[]
+---@field shape fun(self): integer[]   the size of each dimension
 --- ```lua
 --- ms.zeros({ 2, 3 }):size(-1) --> 3
 --- ```
----@field size fun(self, dim: integer): integer
+---@field size fun(self, dim: integer): integer   the size of one dimension
 --- ```lua
 --- ms.zeros({ 2, 3 }):dim() --> 2
 --- ```
@@ -62,15 +62,17 @@
 --- ```lua
 --- ms.zeros({ 2 }):dtype() --> "f32"
 --- ```
----@field dtype fun(self): ms.DType
+---@field dtype fun(self): ms.DType   of its elements
 --- ```lua
 --- ms.zeros({ 2, device = "meta" }):device() --> "meta"
 --- ```
 ---@field device fun(self): string                   "cpu", "cuda", "sim", "meta"
+--- Whether its elements are in row-major order without gaps.
 --- ```lua
 --- ms.zeros({ 2, 3 }):t():is_contiguous() --> false
 --- ```
 ---@field is_contiguous fun(self): boolean
+-- values: of the device, for which these wait
 --- ```lua
 --- ms.tensor(3):item() --> 3
 --- ```
@@ -83,7 +85,7 @@
 --- type(ms.zeros({ 2 }):show()) --> "string"
 --- ```
 ---@field show fun(self): string                     the values as text, abridged; **blocks**
--- memory
+-- copies
 --- ```lua
 --- ms.ones({ 2 }):keep() --> { 1.0, 1.0 }
 --- ```
@@ -110,10 +112,12 @@
 --- ms.zeros({ 2, 3 }):empty_like("bf16"):dtype() --> "bf16"
 --- ```
 ---@field empty_like fun(self, dtype?: ms.DType): ms.Tensor   contents undefined
+--- Zeros in this shape; dtype: its own unless given.
 --- ```lua
 --- ms.ones({ 2 }):zeros_like() --> { 0.0, 0.0 }
 --- ```
 ---@field zeros_like fun(self, dtype?: ms.DType): ms.Tensor
+--- Ones in this shape; dtype: its own unless given.
 --- ```lua
 --- ms.zeros({ 2 }):ones_like "i64" --> { 1, 1 }
 --- ```
@@ -126,37 +130,43 @@
 --- ```lua
 --- ms.zeros({ 2 }):fill_(3) --> { 3.0, 3.0 }
 --- ```
----@field fill_ fun(self, value: ms.Number): self
+---@field fill_ fun(self, value: ms.Number): self   sets every element to the value
 --- ```lua
 --- ms.ones({ 2 }):zero_() --> { 0.0, 0.0 }
 --- ```
----@field zero_ fun(self): self
--- views: they share this tensor's memory; `view` raises where reshape would copy
+---@field zero_ fun(self): self   sets every element to 0
+-- views: of the same memory; `view` raises where reshape would copy
 --- ```lua
 --- ms.arange(1, 6):view(2, -1) --> { { 1, 2, 3 }, { 4, 5, 6 } }
 --- ```
 ---@field view fun(self, ...: integer): ms.Tensor            one size may be -1
+--- A view where that is possible, else a copy; one size may be -1.
 --- ```lua
 --- ms.arange(1, 4):view(2, 2):t():reshape(4) --> { 1, 3, 2, 4 }
 --- ```
 ---@field reshape fun(self, ...: integer): ms.Tensor
+--- Joins the dimensions first to last, all unless given.
 --- ```lua
 --- ms.zeros({ 2, 3, 4 }):flatten(1, 2):shape() --> { 6, 4 }
 --- ```
 ---@field flatten fun(self, first?: integer, last?: integer): ms.Tensor
+--- Length positions of dim from start on.
 --- ```lua
 --- ms.arange(1, 5):narrow(1, 2, 3) --> { 2, 3, 4 }
 --- ```
 ---@field narrow fun(self, dim: integer, start: integer, length: integer): ms.Tensor
+--- Position index of dim, which is left out.
 --- ```lua
 --- ms.arange(1, 6):view(2, 3):select(1, 2) --> { 4, 5, 6 }
 --- ```
 ---@field select fun(self, dim: integer, index: integer): ms.Tensor
+--- Pieces of these sizes along dim, 1 unless given.
 --- ```lua
 --- local parts = ms.arange(1, 5):split { 2, 3 }
 --- parts[2] --> { 3, 4, 5 }
 --- ```
 ---@field split fun(self, sizes: integer|integer[], dim?: integer): ms.Tensor[]
+--- Count pieces of equal size; the last one may be smaller.
 --- ```lua
 --- ms.arange(1, 6):chunk(3)[3] --> { 5, 6 }
 --- ```
@@ -164,7 +174,7 @@
 --- ```lua
 --- ms.zeros({ 2, 3, 4 }):transpose(1, 3):shape() --> { 4, 3, 2 }
 --- ```
----@field transpose fun(self, a: integer, b: integer): ms.Tensor
+---@field transpose fun(self, a: integer, b: integer): ms.Tensor   two dimensions swapped
 --- ```lua
 --- ms.arange(1, 4):view(2, 2):t() --> { { 1, 3 }, { 2, 4 } }
 --- ```
@@ -172,15 +182,17 @@
 --- ```lua
 --- ms.zeros({ 2, 3, 4 }):permute(3, 1, 2):shape() --> { 4, 2, 3 }
 --- ```
----@field permute fun(self, ...: integer): ms.Tensor
+---@field permute fun(self, ...: integer): ms.Tensor   all dimensions in this order
 --- ```lua
 --- ms.zeros({ 2, 1 }):squeeze(2):shape() --> { 2 }
 --- ```
----@field squeeze fun(self, dim: integer): ms.Tensor
+---@field squeeze fun(self, dim: integer): ms.Tensor   without this dimension of size 1
+--- With a new dimension of size 1 at this place.
 --- ```lua
 --- ms.zeros({ 2 }):unsqueeze(1):shape() --> { 1, 2 }
 --- ```
 ---@field unsqueeze fun(self, dim: integer): ms.Tensor
+--- Dimensions of size 1 repeated to these sizes, without a copy.
 --- ```lua
 --- ms.ones({ 1, 2 }):expand(2, 2) --> { { 1.0, 1.0 }, { 1.0, 1.0 } }
 --- ```
@@ -190,7 +202,7 @@
 --- ms.ones({ 3 }):pad_to(4) --> { 1.0, 1.0, 1.0, 0.0 }
 --- ```
 ---@field pad_to fun(self, multiple: integer): ms.Tensor
--- elementwise; each of these has an in-place form: add_, relu_, clamp_ ...
+-- arithmetic: with forms in place, as add_, exp_, relu_
 --- self + factor * other, in one pass over memory; factor: 1 unless given.
 --- ```lua
 --- ms.ones({ 2 }):add(ms.ones { 2 }, 0.5) --> { 1.5, 1.5 }
@@ -203,47 +215,47 @@
 --- ```lua
 --- (ms.ones { 2 } * 3) --> { 3.0, 3.0 }
 --- ```
----@field mul fun(self, other: ms.Number): ms.Tensor
+---@field mul fun(self, other: ms.Number): ms.Tensor   the product of elements; `*`
 --- ```lua
 --- (ms.ones { 2 } / 4) --> { 0.25, 0.25 }
 --- ```
----@field div fun(self, other: ms.Number): ms.Tensor
+---@field div fun(self, other: ms.Number): ms.Tensor   the quotient of elements; `/`
 --- ```lua
 --- (ms.full(3, { 2 }) ^ 2) --> { 9.0, 9.0 }
 --- ```
----@field pow fun(self, exponent: number): ms.Tensor
+---@field pow fun(self, exponent: number): ms.Tensor   each element to this power; `^`
 --- ```lua
 --- (-ms.ones { 2 }) --> { -1.0, -1.0 }
 --- ```
----@field neg fun(self): ms.Tensor
+---@field neg fun(self): ms.Tensor   each element with the other sign; unary `-`
 --- ```lua
 --- ms.zeros({ 2 }):exp() --> { 1.0, 1.0 }
 --- ```
----@field exp fun(self): ms.Tensor
+---@field exp fun(self): ms.Tensor   e to the power of each element
 --- ```lua
 --- ms.full(math.exp(2), { 1 }):log() --> { 2.0 }
 --- ```
----@field log fun(self): ms.Tensor
+---@field log fun(self): ms.Tensor   the natural logarithm
 --- ```lua
 --- ms.full(9, { 1 }):sqrt() --> { 3.0 }
 --- ```
----@field sqrt fun(self): ms.Tensor
+---@field sqrt fun(self): ms.Tensor   the square root
 --- ```lua
 --- ms.full(4, { 1 }):rsqrt() --> { 0.5 }
 --- ```
----@field rsqrt fun(self): ms.Tensor
+---@field rsqrt fun(self): ms.Tensor   1 divided by the square root
 --- ```lua
 --- ms.full(3, { 1 }):square() --> { 9.0 }
 --- ```
----@field square fun(self): ms.Tensor
+---@field square fun(self): ms.Tensor   each element times itself
 --- ```lua
 --- ms.tensor({ -1.5, 2.0 }):abs() --> { 1.5, 2.0 }
 --- ```
----@field abs fun(self): ms.Tensor
+---@field abs fun(self): ms.Tensor   the absolute value
 --- ```lua
 --- ms.tensor({ -1.5, 0.0, 2.0 }):sign() --> { -1.0, 0.0, 1.0 }
 --- ```
----@field sign fun(self): ms.Tensor
+---@field sign fun(self): ms.Tensor   -1, 0 or 1
 --- Limits numbers to low .. high. If high is below low, every number becomes high.
 --- ```lua
 --- ms.tensor({ -1.5, 0.5, 2.0 }):clamp(0, 1) --> { 0.0, 0.5, 1.0 }
@@ -252,11 +264,11 @@
 --- ```lua
 --- ms.tensor({ -1.5, 2.0 }):maximum(0) --> { 0.0, 2.0 }
 --- ```
----@field maximum fun(self, other: ms.Number): ms.Tensor
+---@field maximum fun(self, other: ms.Number): ms.Tensor   the greater of two elements
 --- ```lua
 --- ms.tensor({ -1.5, 2.0 }):minimum(0) --> { -1.5, 0.0 }
 --- ```
----@field minimum fun(self, other: ms.Number): ms.Tensor
+---@field minimum fun(self, other: ms.Number): ms.Tensor   the smaller of two elements
 --- ```lua
 --- ms.zeros({ 2 }):lerp(ms.ones { 2 }, 0.25) --> { 0.25, 0.25 }
 --- ```
@@ -271,10 +283,11 @@
 --- ms.ones({ 1 }):addcdiv(ms.full(6, { 1 }), ms.full(3, { 1 }), 0.5) --> { 2.0 }
 --- ```
 ---@field addcdiv fun(self, a: ms.Tensor, b: ms.Tensor, factor?: number): ms.Tensor
+-- activations
 --- ```lua
 --- ms.tensor({ -1.5, 2.0 }):relu() --> { 0.0, 2.0 }
 --- ```
----@field relu fun(self): ms.Tensor
+---@field relu fun(self): ms.Tensor   negative elements become 0
 --- ```lua
 --- ms.tensor({ 0.0, 1.0 }):gelu() --> { 0.0, 0.8412 }
 --- ```
@@ -282,15 +295,16 @@
 --- ```lua
 --- ms.tensor({ 0.0, 1.0 }):silu() --> { 0.0, 0.7311 }
 --- ```
----@field silu fun(self): ms.Tensor
+---@field silu fun(self): ms.Tensor   x * sigmoid(x)
 --- ```lua
 --- ms.tensor({ 0.0, 1.0 }):tanh() --> { 0.0, 0.7616 }
 --- ```
----@field tanh fun(self): ms.Tensor
+---@field tanh fun(self): ms.Tensor   the hyperbolic tangent
 --- ```lua
 --- ms.tensor({ 0.0, 1.0 }):sigmoid() --> { 0.5, 0.7311 }
 --- ```
----@field sigmoid fun(self): ms.Tensor
+---@field sigmoid fun(self): ms.Tensor   1 / (1 + exp(-x))
+-- arithmetic
 --- The sine of radians.
 --- ```lua
 --- ms.tensor({ 0.0, math.pi / 6 }):sin() --> { 0.0, 0.5 }
@@ -301,11 +315,13 @@
 --- ms.tensor({ 0.0, math.pi / 3 }):cos() --> { 1.0, 0.5 }
 --- ```
 ---@field cos fun(self): ms.Tensor
+-- activations
 --- Zero with probability p, else x / (1 - p); different numbers are zero on each rank.
 --- ```lua
 --- ms.ones({ 4 }):dropout(0) --> { 1.0, 1.0, 1.0, 1.0 }
 --- ```
 ---@field dropout fun(self, p: number): ms.Tensor
+-- indexing
 --- ```lua
 --- local t = ms.tensor { -1.0, 2.0 }
 --- t:masked_fill(t:lt(0), 9) --> { 9.0, 2.0 }
@@ -324,35 +340,35 @@
 --- ms.zeros({ 2 }):scatter_add(1, ms.tensor { 1, 1 }, ms.ones { 2 }) --> { 0.0, 2.0 }
 --- ```
 ---@field scatter_add fun(self, dim: integer, index: ms.Index, values: ms.Tensor): ms.Tensor
--- comparison, to bool
+-- comparison: to bool
 --- ```lua
 --- ms.tensor({ 1, 2 }):eq(2) --> { false, true }
 --- ```
----@field eq fun(self, other: ms.Number|boolean): ms.Tensor
+---@field eq fun(self, other: ms.Number|boolean): ms.Tensor   equal; NaN equals nothing
 --- ```lua
 --- ms.tensor({ 1, 2 }):ne(2) --> { true, false }
 --- ```
----@field ne fun(self, other: ms.Number|boolean): ms.Tensor
+---@field ne fun(self, other: ms.Number|boolean): ms.Tensor   not equal
 --- ```lua
 --- ms.tensor({ 1, 2 }):lt(2) --> { true, false }
 --- ```
----@field lt fun(self, other: ms.Number): ms.Tensor
+---@field lt fun(self, other: ms.Number): ms.Tensor   less than
 --- ```lua
 --- ms.tensor({ 1, 2 }):le(2) --> { true, true }
 --- ```
----@field le fun(self, other: ms.Number): ms.Tensor
+---@field le fun(self, other: ms.Number): ms.Tensor   less than or equal
 --- ```lua
 --- ms.tensor({ 1, 2 }):gt(1) --> { false, true }
 --- ```
----@field gt fun(self, other: ms.Number): ms.Tensor
+---@field gt fun(self, other: ms.Number): ms.Tensor   greater than
 --- ```lua
 --- ms.tensor({ 1, 2 }):ge(1) --> { true, true }
 --- ```
----@field ge fun(self, other: ms.Number): ms.Tensor
+---@field ge fun(self, other: ms.Number): ms.Tensor   greater than or equal
 --- ```lua
 --- ms.tensor({ 1.0, math.huge }):is_finite() --> { true, false }
 --- ```
----@field is_finite fun(self): ms.Tensor
+---@field is_finite fun(self): ms.Tensor   neither inf nor NaN
 --- ```lua
 --- ms.tensor({ 1, 2 }):gt(1):any() --> true
 --- ```
@@ -365,19 +381,19 @@
 --- ```lua
 --- ms.ones({ 2, 3 }):sum(2) --> { 3.0, 3.0 }
 --- ```
----@field sum fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor
+---@field sum fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor   the sum
 --- ```lua
 --- ms.tensor({ 1.0, 2.0 }):mean() --> 1.5
 --- ```
----@field mean fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor
+---@field mean fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor   the mean
 --- ```lua
 --- ms.tensor({ { 1, 4 }, { 3, 2 } }):max(1) --> { 3, 4 }
 --- ```
----@field max fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor
+---@field max fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor   the greatest element
 --- ```lua
 --- ms.tensor({ { 1, 4 }, { 3, 2 } }):min() --> 1
 --- ```
----@field min fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor
+---@field min fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor   the smallest element
 --- The p-norm, computed in f32. p: above 0, or math.huge; 2 unless given.
 --- ```lua
 --- ms.tensor({ 3.0, 4.0 }):norm() --> 5.0
@@ -390,7 +406,7 @@
 --- ```lua
 --- ms.ones({ 3 }):cumsum(1) --> { 1.0, 2.0, 3.0 }
 --- ```
----@field cumsum fun(self, dim: integer): ms.Tensor
+---@field cumsum fun(self, dim: integer): ms.Tensor   sums of all elements up to each one along dim
 --- ```lua
 --- ms.ones({ 3 }):dot(ms.full(2, { 3 })) --> 6.0
 --- ```
@@ -407,7 +423,7 @@
 --- ms.tensor({ 0.1, 0.2, 0.7 }):histogram(2, 0, 1) --> { 2, 1 }
 --- ```
 ---@field histogram fun(self, bins: integer, low: number, high: number): ms.Tensor   i64 [bins]
--- selection
+-- indexing
 --- The k greatest values along dim (the last dimension unless given), in descending order, and
 --- their i64 indices. Of equal values the one with the lower index comes first.
 --- ```lua
@@ -436,7 +452,7 @@
 --- ms.tensor({ { 1, 2 }, { 3, 4 } }):index_select(1, ms.tensor { 1 }) --> { { 3, 4 } }
 --- ```
 ---@field index_select fun(self, dim: integer, index: ms.Index): ms.Tensor   index: 1-D
--- linear algebra and layers
+-- matrices
 --- ```lua
 --- ms.ones({ 2, 3 }):matmul(ms.ones { 3, 1 }) --> { { 3.0 }, { 3.0 } }
 --- ```
@@ -457,6 +473,7 @@
 --- ms.ones({ 1, 3 }):linear_t(ms.ones { 3, 2 }) --> { { 3.0, 3.0 } }
 --- ```
 ---@field linear_t fun(self, weight: ms.Tensor, bias?: ms.Tensor, activation?: "gelu"): ms.Tensor
+-- layers, losses
 --- Returns self + residual and the norm of this sum, in one pass over memory.
 --- ```lua
 --- local sum, normed = ms.ones({ 1, 2 }):add_layer_norm(ms.zeros { 1, 2 })
@@ -464,20 +481,24 @@
 --- normed --> { { 0.0, 0.0 } }
 --- ```
 ---@field add_layer_norm fun(self, residual: ms.Tensor, weight?: ms.Tensor, bias?: ms.Tensor, eps?: number): ms.Tensor, ms.Tensor
+--- As add_layer_norm, with the root mean square.
 --- ```lua
 --- local sum, normed = ms.ones({ 1, 2 }):add_rms_norm(ms.ones { 1, 2 })
 --- sum --> { { 2.0, 2.0 } }
 --- normed --> { { 1.0, 1.0 } }
 --- ```
 ---@field add_rms_norm fun(self, residual: ms.Tensor, weight?: ms.Tensor, eps?: number): ms.Tensor, ms.Tensor
+-- activations
 --- ```lua
 --- ms.zeros({ 4 }):softmax() --> { 0.25, 0.25, 0.25, 0.25 }
 --- ```
 ---@field softmax fun(self, dim?: integer): ms.Tensor        last dimension unless given
+--- The logarithm of softmax; last dimension unless given.
 --- ```lua
 --- ms.zeros({ 2 }):log_softmax() --> { -0.6931, -0.6931 }
 --- ```
 ---@field log_softmax fun(self, dim?: integer): ms.Tensor
+-- layers, losses
 --- Of logits [..., classes] and target [...], computed in f32. A scalar, or [...] with the
 --- reduction "none".
 --- ```lua
@@ -493,25 +514,30 @@
 --- ms.tensor({ -1.0, 1.0 }):layer_norm() --> { -1.0, 1.0 }
 --- ```
 ---@field layer_norm fun(self, weight?: ms.Tensor, bias?: ms.Tensor, eps?: number): ms.Tensor
+--- As layer_norm, without mean and bias: divides by the root mean square.
 --- ```lua
 --- ms.tensor({ -2.0, 2.0 }):rms_norm() --> { -1.0, 1.0 }
 --- ```
 ---@field rms_norm fun(self, weight?: ms.Tensor, eps?: number): ms.Tensor
+-- activations
 --- ```lua
 --- ms.ones({ 1 }):swiglu(ms.ones { 1 }) --> { 0.7311 }
 --- ```
 ---@field swiglu fun(self, gate: ms.Tensor): ms.Tensor       silu(gate) * self
+-- matrices
 --- Rows of weight [rows, width] by token ids [...] (self): [..., width].
 --- ```lua
 --- ms.tensor({ 1, 0 }):embedding(ms.tensor { { 1.0 }, { 2.0 } }) --> { { 2.0 }, { 1.0 } }
 --- ```
 ---@field embedding fun(self, weight: ms.Tensor): ms.Tensor
+-- layers, losses
 --- Rotary position embedding of [batch, heads, time, width]. first: the position of time 1, 0
 --- unless given; base: 10000 unless given.
 --- ```lua
 --- ms.ones({ 1, 1, 1, 2 }):rotary() --> { { { { 1.0, 1.0 } } } }
 --- ```
 ---@field rotary fun(self, first?: integer, base?: number, scaling?: ms.RotaryScaling): ms.Tensor
+-- matrices
 --- self: queries [batch, heads, time, width]. key and value: [batch, key heads, positions, width];
 --- the number of heads must be a multiple of the number of key heads. causal: true unless given;
 --- scale: 1 / sqrt(width) unless given. positions: i64 [batch, time], the place of each token in
@@ -528,6 +554,7 @@
 --- q:attention(q, v, { positions = two_documents }):view(3):to_table() --> { 1.0, 3.0, 4.0 }
 --- ```
 ---@field attention fun(self, key: ms.Tensor, value: ms.Tensor, options?: { causal?: boolean, scale?: number, positions?: ms.Tensor }): ms.Tensor
+-- layers, losses
 --- As PyTorch's: self [images, channels, rows, columns] and weight [outputs, channels / groups,
 --- kernel rows, kernel columns] give [images, outputs, (rows + 2 * padding - span) // stride + 1,
 --- ...], where span is dilation * (kernel - 1) + 1. bias: [outputs].
@@ -555,7 +582,7 @@
 --- ```lua
 --- ms.ones({ 2 }):requires_grad() --> false
 --- ```
----@field requires_grad fun(self): boolean
+---@field requires_grad fun(self): boolean   whether backward computes its gradient
 --- ```lua
 --- ms.ones({ 2 }):requires_grad_():requires_grad() --> true
 --- ```
