@@ -41,22 +41,53 @@ describe("the reference", function()
     assert.equal("{ a: integer, b?: string }[]", blocks[2].fields[1].type)
   end)
 
-  it("finds functions before options, and classes by their names", function()
-    local all = read.all()
-    local function names(name)
-      local list = {}
-      local fields, blocks = find.named(name, all)
-      for i, field in ipairs(fields) do list[i] = read.full_name(field) end
-      for _, block in ipairs(blocks) do list[#list + 1] = block.class end
-      return list
+  it("reads rules, kinds of members and aliases in several lines", function()
+    local blocks, aliases = read.blocks([[
+---@alias ms.Two
+---| fun(a: A): B
+---| string
+---@class ms.Thing
+-- making: at once
+---@field make fun(self)
+-- looking
+---@field look fun(self)
+-- making
+---@field again fun(self)
+]], "part")
+    assert.equal("fun(a: A): B|string", aliases[1].type)
+    local kinds = {}
+    for i, field in ipairs(blocks[1].fields) do kinds[i] = field.kind end
+    assert.same({ "making", "looking", "making" }, kinds)
+    assert.same({ making = "at once", looking = "" }, blocks[1].kinds)
+    local rules = read.rules [[
+---@meta
+-- About the file.
+--
+-- Two rules hold.
+--  1. One
+--     goes on.
+-- 12. Two.
+--
+-- After them.
+---@alias ms.A "a"
+]]
+    assert.same({ before = "Two rules hold.", list = { "One goes on.", "Two." },
+      after = "After them." }, rules)
+    rules = read.all().rules
+    assert.equal(12, #rules.list)
+    assert.matches("^Twelve rules", rules.before)
+    assert.matches("released at the end of that step", rules.list[8])
+  end)
+
+  it("tells of every function of the module and every method", function()
+    for _, block in ipairs(read.all().blocks) do
+      for _, field in ipairs(block.fields) do
+        local is_called = block.class:match "^ms%.?%l*" == block.class or find.is_object(block)
+        if field.parameters and is_called then
+          assert.truthy(field.text ~= "", read.full_name(field) .. " has no text")
+        end
+      end
     end
-    assert.same({ "ms.train" }, names "ms.train")
-    assert.same({ "ms.train", "Module:train" }, names "train")
-    assert.same({ "Tensor:matmul" }, names "matmul")
-    assert.same({ "Tensor:matmul" }, names "ms.Tensor.matmul")
-    assert.same({ "Tensor:matmul" }, names "tensor:matmul()")
-    assert.same({ "ms.TrainOptions" }, names "TrainOptions")
-    assert.same({ "TrainOptions.on_nan" }, names "on_nan")
   end)
 
   it("has every part, and every part has a file", function()
@@ -71,6 +102,102 @@ describe("the reference", function()
   end)
 end)
 
+-- What people type, and the entry that is to come first. Words of PyTorch, and of tools around it:
+local FOREIGN = {
+  { "state_dict", "Module:state" }, { "load_state_dict", "Module:load_state" },
+  { "DataLoader", "Dataset:loader" }, { "torch.no_grad", "ms.no_grad" }, { "torch.cat", "ms.cat" },
+  { "concat", "ms.cat" }, { "clip_grad_norm_", "Module:clip_grad_norm" },
+  { "lr_scheduler", "OptimizerOptions.schedule" }, { "DistributedDataParallel", "ms.ddp" },
+  { "FullyShardedDataParallel", "ms.fsdp" }, { "dist.all_reduce", "Group:all_reduce" },
+  { "init_process_group", "ms.init" }, { "torch.autocast", "ms.autocast" },
+  { "GradScaler", "ms.optim.scaler" }, { "torch.utils.checkpoint", "ms.recompute" },
+  { "nn.Module", "ms.nn.class" }, { "nn.Sequential", "ms.nn.Sequential" },
+  { "torch.nn.Linear", "ms.nn.Linear" }, { "F.softmax", "Tensor:softmax" },
+  { "CrossEntropyLoss", "Tensor:cross_entropy" }, { "torch.save", "Module:save" },
+  { "from_pretrained", "ms.nn.pretrained" }, { "torch.manual_seed", "ms.seed" },
+  { "optim.AdamW", "ms.optim.adamw" }, { ".to", "Tensor:to" },
+  { ".item()", "Tensor:item" }, { "numpy", "Tensor:to_table" },
+  { "SummaryWriter", "TrainOptions.log" }, { "torch.profiler", "ms.trace.start" },
+  { "zero_grad", "Optimizer:zero_grad" }, { "einsum", "Tensor:matmul" },
+  { "torch.compile", "TrainOptions.graph" },
+}
+
+-- Names of ours, in any case, and words of the field.
+local OWN = {
+  { "ms.Tensor", "ms.Tensor" }, { "Tensor", "ms.Tensor" }, { "ms.tensor", "ms.tensor" },
+  { "tensor", "ms.tensor" }, { "Module", "ms.Module" }, { "DType", "ms.DType" },
+  { "dtype", "Tensor:dtype" }, { "bucket", "ms.Bucket" }, { "module", "ms.Module" },
+  { "ms.train", "ms.train" }, { "train", "ms.train" }, { "matmul", "Tensor:matmul" },
+  { "tensor:matmul()", "Tensor:matmul" }, { "ms.Tensor.matmul", "Tensor:matmul" },
+  { "TrainOptions", "ms.TrainOptions" }, { "on_nan", "TrainOptions.on_nan" },
+  { "state", "Module:state" }, { "load", "Module:load" }, { "ms.fsdp", "ms.fsdp" },
+  { "set_sent", "Bucket:set_sent" }, { "add_", "Tensor:add" }, { "loader", "Dataset:loader" },
+  { "optim", "ms.optim" }, { "nn", "ms.nn" }, { "rule 8", "rule 8" }, { "Rule 12", "rule 12" },
+  { "freeze", "Tensor:requires_grad_" }, { "gradient accumulation", "TrainOptions.accumulate" },
+  { "Gradient-Accumulation", "TrainOptions.accumulate" },
+  { "early stopping", "TrainOptions.on_eval" }, { "learning rate", "OptimizerOptions.lr" },
+  { "batch size", "LoaderOptions.batch" }, { "mixed precision", "ms.autocast" },
+  { "resume", "TrainOptions.resume" }, { "hazard", "hazard" }, { "ZeRO", "ZeRO" },
+}
+
+describe("what is found first", function()
+  local all, entries = read.all(), nil
+  before_each(function() entries = entries or find.entries(all) end)
+
+  it("is the entry that people mean", function()
+    for _, queries in ipairs { FOREIGN, OWN } do
+      for _, query in ipairs(queries) do
+        local first = find.answer(query[1], all).entries[1]
+        assert.equal(query[2], first and first.name, query[1])
+      end
+    end
+    assert.truthy(#FOREIGN >= 20 and #FOREIGN + #OWN >= 40)
+  end)
+
+  it("is an exact name, then a class, then a member, and others are named", function()
+    local function answer(name)
+      local found, list = find.answer(name, all), {}
+      for i, entry in ipairs(found.entries) do list[i] = entry.name end
+      local also = {}
+      for _, entry in ipairs(found.also) do also[entry.name] = true end
+      return list, also
+    end
+    local shown, also = answer "Tensor"
+    assert.same({ "ms.Tensor" }, shown)
+    assert.is_true(also["ms.tensor"])
+    assert.same({ "ms.tensor", "ms.Tensor" }, (answer "tensor"))
+    assert.same({ "ms.train", "Module:train" }, (answer "train"))
+    shown, also = answer "bucket"
+    assert.same({ "ms.Bucket" }, shown)
+    assert.is_true(also["OverlapEntry.bucket"])
+    shown, also = answer "state"
+    assert.same({ "Module:state" }, shown)
+    assert.is_true(also["Optimizer:state"] and also["ms.State"])
+  end)
+
+  it("has a target for every synonym, and each word is in one row only", function()
+    local seen, count = {}, 0
+    for _, row in ipairs(find.synonyms()) do
+      assert.truthy(#row.names > 0, row.words[1])
+      for _, name in ipairs(row.names) do
+        local found = find.exactly(name, entries)
+        assert.truthy(found and (not found.rule or all.rules.list[found.rule]),
+          ("%s: %s is not in the reference"):format(row.words[1], name))
+      end
+      for _, word in ipairs(row.words) do
+        assert.is_nil(seen[word:lower()], word)
+        seen[word:lower()], count = true, count + 1
+        assert.equal(row.words[1], find.synonym(word).words[1], word)
+      end
+    end
+    assert.truthy(count >= 80)
+    -- A planted target that is not there is noticed.
+    assert.is_nil(find.exactly("Tensor:einsum", entries))
+    assert.is_nil(find.exactly("tensor:matmul", entries))
+    assert.is_nil(find.synonym "zzqq")
+  end)
+end)
+
 describe("moonshard help", function()
   local folder
   before_each(function() folder = command.folder() end)
@@ -82,7 +209,10 @@ describe("moonshard help", function()
     assert.matches("\n    lr%?: ms%.Number\n      learning rate", out)
     assert.matches("\n    schedule%?: fun%(step: integer%): number\n", out)
     assert.matches("\n\nGroup:all_reduce%(t: ms%.Tensor, op%?: ms%.Op%): ms%.Future\n", out)
-    assert.matches("\n  Errors: another rank makes a different call", out)
+    -- What is said of all collectives is long, and stands with the class.
+    assert.matches("\n  Errors of the class: `moonshard help Group errors`%.", out)
+    assert.matches("^Errors: another rank makes a different call",
+      (command.succeed(folder, "help Group errors")))
     -- Lines of examples are not wrapped.
     for line in out:gmatch "[^\n]+" do assert.truthy(#line <= 84 or line:find "^      ", line) end
     -- A table that is also a function.
@@ -98,10 +228,69 @@ describe("moonshard help", function()
     assert.matches("usage: moonshard COMMAND", (command.succeed(folder, "help")))
   end)
 
+  it("lists the methods of a class by kind, in one screen", function()
+    local out = command.succeed(folder, "help Tensor")
+    assert.truthy(select(2, out:gsub("\n", "")) <= 24, out)
+    assert.matches("\n  reductions +sum mean max", out)
+    assert.matches("\n  gradients +requires_grad ", out)
+    -- Every method is there.
+    local words = {}
+    for word in out:gmatch "[%w_]+" do words[word] = true end
+    for _, block in ipairs(read.all().blocks) do
+      if block.class == "ms.Tensor" then
+        for _, field in ipairs(block.fields) do assert.is_true(words[field.name], field.name) end
+      end
+    end
+    for _, name in ipairs { "Tensor", "Module", "ms", "nn", "FSDP" } do
+      for line in command.succeed(folder, "help " .. name):gmatch "[^\n]+" do
+        assert.truthy(#line <= 80, line)
+      end
+    end
+    assert.matches("^Errors: shapes that do not fit",
+      (command.succeed(folder, "help Tensor errors")))
+  end)
+
+  it("shows rules, words of the glossary and its own help", function()
+    assert.matches("^Twelve rules hold.*\n 1%. Objects.*\n12%. Work on tensors",
+      (command.succeed(folder, "help rules")))
+    assert.matches("^ 8%. A tensor that is made inside a step",
+      (command.succeed(folder, "help rule 8")))
+    assert.matches("\nbucket: gradients of several parameters",
+      (command.succeed(folder, "help glossary")))
+    assert.matches("^bucket: gradients of", (command.succeed(folder, "help glossary bucket")))
+    assert.matches("^hazard: two tasks", (command.succeed(folder, "help hazard")))
+    assert.matches("^Usage: moonshard help", (command.succeed(folder, "help --help")))
+    assert.matches("\nSee also: ms.trace\n", (command.succeed(folder, "help trace")))
+    local code, _, err = command.run(folder, "help glossary nothing")
+    assert.equal(2, code)
+    assert.matches("the glossary has no 'nothing'", err)
+  end)
+
+  it("says what a word of another tool is called here, or that there is nothing", function()
+    assert.matches("^'state_dict' is here: Module:state, Optimizer:state%.\n\nModule:state%(",
+      (command.succeed(folder, "help state_dict")))
+    assert.equal(command.succeed(folder, "help 'gradient accumulation'"),
+      (command.succeed(folder, "help gradient accumulation")))
+    assert.matches("^There is nothing called 'early stopping' here%. The nearest:",
+      (command.succeed(folder, "help early stopping")))
+    assert.matches("^There is nothing called 'torch.compile' here%. The nearest: Train",
+      (command.succeed(folder, "help torch.compile")))
+  end)
+
+  it("shows the errors of a function once, and those of others not", function()
+    local out = command.succeed(folder, "help add sub")
+    assert.equal(2, select(2, out:gsub("help Tensor errors", "")))
+    out = command.succeed(folder, "help Module:accumulate")
+    assert.matches("\n  Errors: f did not call backward%.\n$", out)
+    assert.is_nil(out:find("unknown or missing names", 1, true))
+  end)
+
   it("names what is nearest to a name that it does not know", function()
     local code, _, err = command.run(folder, "help mutmul")
     assert.equal(2, code)
     assert.matches("nothing is called 'mutmul': did you mean matmul%?", err)
+    _, _, err = command.run(folder, "help orthonormal")
+    assert.matches("These tell of it: Tensor:orthonormalize_", err)
   end)
 end)
 
@@ -181,10 +370,30 @@ describe("the page of moonshard docs", function()
       box.value = "matmul batched"; say(search(), shown().join(" "));
       box.value = "zzqqzz"; say(search(), document.getElementById("nothing").offsetParent !== null);
       box.value = "rajbhandari"; say(search());
+      const answered = () => answers.filter(e => e.offsetParent).map(e => e.textContent).join();
+      box.value = "concat"; say(search() > 0, shown().includes("ms.cat"), answered().slice(0, 20));
+      box.value = "Gradient-Accumulation"; search();
+      say(answered().includes("TrainOptions.accumulate"));
+      box.value = "gradient accumulation"; search();
+      say(["ms.train", "Module:accumulate"].every(name => shown().includes(name)));
+      box.value = "dataloader"; search(); say(shown().includes("Dataset:loader"));
+      box.value = "freeze"; search(); say(shown().includes("Tensor:requires_grad_"));
+      box.value = "einsum"; search(); say(answered().slice(0, 22));
+      box.value = "rule 8 released"; search(); say(shown().join(" "), answered());
       box.value = ""; say(search() > 500);
     ]]
-    assert.equal("|0|1 Tensor:matmul|0 true|1|true", said)
+    assert.equal("|0|1 Tensor:matmul|0 true|1|true true Here this is: ms.cat|true|true|true|true|\z
+      There is nothing of th|rule 8 |true", said)
     assert.equal("1", (open("say(search())", "?q=matmul+batched")))
+  end)
+
+  it("shows rules as text, not as annotations", function()
+    command.succeed(folder, "docs --html . --force")
+    local rules = command.read(folder .. "/index.html"):match 'id="rules">(.-)</section>'
+    assert.matches('<li class="item" data%-name="rule 1"', rules)
+    for _, raw in ipairs { "@alias", "@class", "@field", "%-%-" } do
+      assert.is_nil(rules:find(raw), raw)
+    end
   end)
 
   test("fits a phone", function()

@@ -2,107 +2,91 @@
 local find = require "moonshard.docs.find"
 local launch = require "moonshard.base.launch"
 local read = require "moonshard.docs.read"
+local terminal = require "moonshard.docs.terminal"
 
 local help = {}
 
--- A paragraph in lines of so many columns, each after an indent.
-local function wrapped(text, indent, width)
-  local lines, line = {}, indent
-  for word in text:gmatch "%S+" do
-    if #line + 1 + #word > width and line ~= indent then
-      lines[#lines + 1] = line
-      line = indent
-    end
-    line = line == indent and indent .. word or line .. " " .. word
-  end
-  if line ~= indent then lines[#lines + 1] = line end
-  return lines
+local USAGE <const> = [[
+Usage: moonshard help [NAME ...]
+
+Shows what the reference says of a name:
+
+  moonshard help Tensor          a class: its methods by kind
+  moonshard help Tensor:matmul   a method; also "matmul"
+  moonshard help ms.train        a function, with its options
+  moonshard help on_nan          an option
+  moonshard help state_dict      what a word of PyTorch, Keras or Hugging Face is called here
+  moonshard help rules           the twelve rules that hold everywhere; "rule 8" is one of them
+  moonshard help glossary        words of this library; "glossary bucket" is one of them
+  moonshard help run             the switches of a command
+
+Without a name it lists the commands. `moonshard docs --html FOLDER` writes the whole reference.]]
+
+-- Columns of the text: the terminal's, within bounds.
+local function columns()
+  local process = launch.process
+  return math.min(process and process.is_terminal() and process.columns() or 80, 100)
 end
 
-local function field_lines(field, short, indent, width)
-  local lines = wrapped(read.signature(field, short), indent, width)
-  -- What does not fit continues under the name.
-  for i = 2, #lines do lines[i] = "  " .. lines[i] end
-  local told = wrapped(field.text, indent .. "  ", width)
-  table.move(told, 1, #told, #lines + 1, lines)
-  for line in (field.example or ""):gmatch "[^\n]+" do
-    lines[#lines + 1] = indent .. "    " .. line
-  end
-  return lines
-end
-
-local function add(list, more) table.move(more, 1, #more, #list + 1, list) end
-
--- A function with the options that it takes, and what is said of its block.
-local function entry(field, all, width)
-  local lines = {}
-  add(lines, wrapped(read.signature(field), "", width))
-  for i = 2, #lines do lines[i] = "    " .. lines[i] end
-  add(lines, wrapped(field.text, "  ", width))
-  for line in (field.example or ""):gmatch "[^\n]+" do lines[#lines + 1] = "      " .. line end
-  for _, block in ipairs(find.options(field, all)) do
-    lines[#lines + 1] = ""
-    lines[#lines + 1] = "  " .. block.class .. (block.base and ", with all of " .. block.base or "")
-    add(lines, wrapped(block.text, "    ", width))
-    for _, option in ipairs(block.fields) do
-      add(lines, field_lines(option, true, "    ", width))
-    end
-    add(lines, wrapped(block.notes, "    ", width))
-  end
-  for _, block in ipairs(all.blocks) do
-    for _, one in ipairs(block.fields) do
-      if one == field and block.notes ~= "" then
-        lines[#lines + 1] = ""
-        add(lines, wrapped(block.notes, "  ", width))
-      end
-    end
-  end
-  return lines
-end
-
-local function class_lines(block, width)
-  local lines = { block.class .. (block.base and ": " .. block.base or "") }
-  add(lines, wrapped(block.text, "  ", width))
-  for _, field in ipairs(block.fields) do
-    add(lines, field_lines(field, not field.parameters or find.is_table(block), "  ", width))
-  end
-  add(lines, wrapped(block.notes, "  ", width))
-  return lines
-end
-
---- The text of what has this name; nil, and the nearest name, where nothing has.
+--- The text of what has this name; nil, and what to say, where nothing has.
 ---@param name string
 ---@param width integer columns
 ---@return string?
----@return string? nearest
+---@return string? message
 function help.text(name, width)
-  local all = read.all()
-  local fields, blocks, nearest = find.named(name, all)
-  local texts = {}
-  for _, field in ipairs(fields) do
-    texts[#texts + 1] = table.concat(entry(field, all, width), "\n")
+  if name == "rules" then return terminal.rules(read.all(), width) end
+  if name == "glossary" then return terminal.glossary(width) end
+  local word = name:match "^glossary%s+(.+)$"
+  if word then
+    local found = find.word(word)
+    if found then return terminal.entry({ name = found[1], word = found }, {}, width) end
+    return nil, ("the glossary has no '%s': `moonshard help glossary` shows all words"):format(word)
   end
-  -- A class alone is shown whole, not in addition to a function of its name.
-  for _, block in ipairs(#fields == 0 and blocks or {}) do
-    texts[#texts + 1] = table.concat(class_lines(block, width), "\n")
+  local class = name:match "^(%S+)%s+errors$"
+  local entry = class and find.answer(class, read.all()).entries[1]
+  if entry and entry.blocks then return terminal.errors(entry, width) end
+  local text, answer = terminal.answer(name, width)
+  if text then return text end
+  local said = ("nothing is called '%s'"):format(name)
+  if answer.nearest then said = ("%s: did you mean %s?"):format(said, answer.nearest) end
+  if #answer.mentions > 0 then
+    said = ("%s These tell of it: %s."):format(answer.nearest and said or said .. ".",
+      table.concat(answer.mentions, ", "))
+  elseif not answer.nearest then
+    said = said .. ": `moonshard help` lists the commands, and `moonshard docs --html FOLDER` \z
+      writes the whole reference"
   end
-  if #texts == 0 then return nil, nearest end
-  return table.concat(texts, "\n\n")
+  return nil, said
+end
+
+--- Under the help of a command: entries of the reference that have its name.
+---@param name string
+function help.show_others(name)
+  local text = terminal.others(name, columns())
+  if text then print("\n" .. text) end
+end
+
+-- Several words may be one name, as "early stopping", or several names.
+local function names_of(arguments)
+  local whole = table.concat(arguments, " ")
+  if #arguments < 2 or not help.text(whole, 80) and not whole:find "^glossary " then
+    return arguments
+  end
+  return { whole }
 end
 
 --- moonshard help NAME
 ---@param arguments string[]
 ---@return integer
 function help.main(arguments)
-  local process = launch.process
-  local width = math.min(process and process.is_terminal() and process.columns() or 80, 100)
-  for i, name in ipairs(arguments) do
-    local text, nearest = help.text(name, width)
-    if not text then
-      launch.exit(2, ("nothing is called '%s'%s: `moonshard help` lists the commands, and \z
-        `moonshard docs --html FOLDER` writes the whole reference"):format(name,
-        nearest and (": did you mean %s?"):format(nearest) or ""))
-    end
+  if arguments[1] == "--help" or arguments[1] == "-h" then
+    print(USAGE)
+    return 0
+  end
+  local width = columns()
+  for i, name in ipairs(names_of(arguments)) do
+    local text, message = help.text(name, width)
+    if not text then launch.exit(2, message) end
     print((i > 1 and "\n" or "") .. text)
   end
   return 0

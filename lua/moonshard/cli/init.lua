@@ -307,9 +307,10 @@ function cli.main(arguments)
     return name and 0 or 2
   end
   -- `moonshard help run` is `moonshard run --help`.
+  local asked
   for _, command in ipairs(commands) do
     if name == "help" and command[1] == arguments[1] and #arguments == 1 then
-      name, arguments = arguments[1], { "--help" }
+      asked, name, arguments = arguments[1], arguments[1], { "--help" }
       break
     end
   end
@@ -326,6 +327,7 @@ function cli.main(arguments)
       if process and (process.is_thread or process.is_terminal()) then print_whole_lines() end
       local code, message = protected(require("moonshard.cli." .. name).main, arguments)
       require "moonshard.base.status_line".finish()
+      if asked and code == 0 then require "moonshard.cli.help".show_others(asked) end
       note_end(code, message)
       if process and process.rank then code, message = leave(process, code, message)
       elseif process and code == 2 then require "moonshard.cli.hosts".refuse(message) end

@@ -4,7 +4,9 @@
 -- A comment above a class or a field belongs to it, and so does what follows a field's type after
 -- two spaces or more. Comments below the last field of a block tell of the whole block: errors of
 -- its functions, mostly. Between "```lua" and "```" a comment has an example; what follows "-->" in
--- one of its lines is the value of that line (tests/spec/examples_spec.lua runs them).
+-- one of its lines is the value of that line (tests/spec/examples_spec.lua runs them). A line with
+-- two hyphens between the fields of a class, "-- reductions: a note", names the kind of the fields
+-- below it, up to the next such line.
 local core = require "moonshard.core"
 
 local read = {}
@@ -19,6 +21,7 @@ local read = {}
 ---@field returns? string types of a function's results
 ---@field class string
 ---@field part string the file that has it
+---@field kind? string what its class calls fields of this kind
 
 ---@class ms.ReferenceBlock                  a class, or a part of a class that is told in several
 ---@field class string
@@ -27,6 +30,7 @@ local read = {}
 ---@field text string
 ---@field fields ms.ReferenceField[]
 ---@field notes string
+---@field kinds table<string, string> what is said of the kinds of its fields
 
 --- The parts in the order of the reference: file below meta/ and title.
 read.parts = {
@@ -103,7 +107,7 @@ local function field_of(name, optional, rest, above, example, block)
   local type, beside = read.type_of(rest)
   local field = {
     name = name, optional = optional == "?", type = type, text = joined(beside, above),
-    example = example, class = block.class, part = block.part,
+    example = example, class = block.class, part = block.part, kind = block.kind,
   }
   if type:match "^fun%b()" then
     field.parameters = parameters_of(type)
@@ -128,14 +132,16 @@ function read.blocks(text, part)
     local class, more = line:match "^%-%-%-@class%s+([%w_.]+)(.*)$"
     local field, optional, rest = line:match "^%-%-%-@field%s+([%w_]+)(%??)%s+(.*)$"
     local call = line:match "^%-%-%-@overload%s+(fun%(.+)$"
-    local alias, meaning = line:match "^%-%-%-@alias%s+([%w_.]+)%s+(.+)$"
+    local alias, meaning = line:match "^%-%-%-@alias%s+([%w_.]+)%s*(.*)$"
+    local choice = line:match "^%-%-%-|%s*(.+)$"
     local comment = line:match "^%-%-%- (.*)$"
+    local section = line:match "^%-%- (.+)$"
     if class then
       local own = above
       if block then block.notes = "" end
       local base, beside = more:match "^:%s*([%w_.]+)%s*(.*)$"
       block = {
-        class = class, base = base, part = part, fields = {}, notes = "",
+        class = class, base = base, part = part, fields = {}, notes = "", kinds = {},
         text = joined(beside or more:match "^%s*(.*)$", own),
       }
       blocks[#blocks + 1], above = block, ""
@@ -145,7 +151,7 @@ function read.blocks(text, part)
       above, example = "", nil
     elseif call and block then -- the table is a function, too: ms.fsdp(...), which has its text
       local owner, name = block.class:match "^(.*)%.([%w_]+)$"
-      local own = { class = owner, part = part, fields = {}, notes = "", text = "" }
+      local own = { class = owner, part = part, fields = {}, notes = "", text = "", kinds = {} }
       local shown = example and table.concat(example, "\n")
       own.fields[1] = field_of(name, "", call, block.text, shown, own)
       table.insert(blocks, #blocks, own)
@@ -156,14 +162,41 @@ function read.blocks(text, part)
         name = alias, type = kind, text = joined(beside, above), part = part,
       }
       above = ""
+    elseif choice then -- of the alias above it
+      local last = aliases[#aliases]
+      last.type = last.type == "" and choice or last.type .. "|" .. choice
     elseif comment == "```lua" then example, open = {}, true
     elseif comment == "```" then open = false
     elseif open then example[#example + 1] = comment or ""
     elseif comment then above = above == "" and comment or above .. " " .. comment
+    elseif section and block then
+      local called, note = section:match "^(.-): (.*)$"
+      block.kind = called or section
+      block.kinds[block.kind] = note or block.kinds[block.kind] or ""
     elseif line == "" then finish() end
   end
   finish()
   return blocks, aliases
+end
+
+--- The rules at the head of meta.lua: what is said before them, each rule as a paragraph, and what
+--- is said after them.
+---@param text string
+---@return { before: string, list: string[], after: string }
+function read.rules(text)
+  local rules = { before = "", list = {}, after = "" }
+  for line in text:gmatch "\n%-%-([^-\n][^\n]*)" do
+    local number, first = line:match "^ +(%d+)%. (.*)$"
+    local more = line:match "^%s*(.*)$"
+    if number then rules.list[#rules.list + 1] = first
+    elseif #rules.list == 0 then
+      -- What is above tells of the file.
+      if more:find "rules hold" then rules.before = more end
+    elseif line:find "^ +" and not line:find "^ %S" then
+      rules.list[#rules.list] = rules.list[#rules.list] .. " " .. more
+    else rules.after = rules.after == "" and more or rules.after .. " " .. more end
+  end
+  return rules
 end
 
 -- The folder of this library's files.
@@ -172,21 +205,17 @@ local function folder()
     :gsub("/docs/read%.lua$", ""))
 end
 
---- All of the reference: the blocks and aliases of all parts in order, and the text before them.
----@return { blocks: ms.ReferenceBlock[], aliases: table[], rules: string }
+--- All of the reference: the blocks and aliases of all parts in order, and the rules.
+---@return { blocks: ms.ReferenceBlock[], aliases: table[], rules: table }
 function read.all()
-  local result = { blocks = {}, aliases = {}, rules = "" }
+  local result = { blocks = {}, aliases = {} }
   for _, part in ipairs(read.parts) do
     local path = folder() .. (part[1] == "" and "/meta.lua" or "/meta/" .. part[1] .. ".lua")
     local text = assert(core.file_read(path))
     local blocks, aliases = read.blocks(text, part[1])
     table.move(blocks, 1, #blocks, #result.blocks + 1, result.blocks)
     table.move(aliases, 1, #aliases, #result.aliases + 1, result.aliases)
-    if part[1] == "" then
-      local lines = {}
-      for line in text:gmatch "\n%-%- ?([^\n]*)" do lines[#lines + 1] = line end
-      result.rules = table.concat(lines, "\n")
-    end
+    if part[1] == "" then result.rules = read.rules(text) end
   end
   return result
 end
