@@ -13,6 +13,7 @@
 #include "bindings/program/keep.h"
 #include "bindings/program/launcher.h"
 #include "bindings/program/locate.h"
+#include "bindings/program/prompt.h"
 #include "bindings/program/requests.h"
 #include "bindings/program/start.h"
 #include "bindings/program/terminal.h"
@@ -136,6 +137,7 @@ static void set_process(lua_State *L, arguments *args, const char *program)
     add(L, args, functions);
     add(L, args, ms_request_functions);
     add(L, args, ms_terminal_functions);
+    add(L, args, ms_prompt_functions);
     lua_pushstring(L, program);
     lua_setfield(L, -2, "program");
     lua_pushboolean(L, geteuid() == 0);

@@ -119,52 +119,6 @@ local function judge(failure)
   return code, message
 end
 
--- An error that no line of a script has made begins with a line of the library, which tells users
--- nothing; a fault of the library itself keeps it.
-local function without_own_place(message)
-  local rest = message:match "^[^\n]-lua/[%d.]*/?moonshard/[^\n:]*:%d+: (.*)$"
-  local is_own = rest and (rest:find "^attempt to " or rest:find "^bad argument"
-    or rest:find "^assertion failed")
-  return rest and not is_own and rest or message
-end
-
--- For a script that goes on with the nil of a call that failed: what had failed, and where.
-local function reason_of_nil(failure)
-  if not failure:find "attempt to %a+ [%a ]*a nil value" then return "" end
-  local message, line = require "moonshard.core".refusal()
-  return message and ("\n%s: a call has failed here and given nil: %s; assert(...) around it \z
-    raises this at once"):format(line, message) or ""
-end
-
-local function handler(failure)
-  local launch = require "moonshard.base.launch"
-  if launch.is_exit(failure) then return failure end
-  -- An error in a hook was raised deeper in the stack than the place where it arrives.
-  local inner = require "moonshard.core".traceback(failure)
-  if type(failure) ~= "string" then
-    local meta = getmetatable(failure)
-    failure = type(meta) == "table" and meta.__tostring and tostring(failure)
-      or ("the recipe raised a value that is not a string: " .. tostring(failure))
-  end
-  if os.getenv "MOONSHARD_LOG" == "debug" then
-    return failure .. "\n" .. (inner or debug.traceback("", 2))
-  end
-  failure = without_own_place(failure)
-  failure = failure .. reason_of_nil(failure)
-  -- The user's part of the traceback, without the frames of the library and the program.
-  local lines = {}
-  for line in (inner or debug.traceback("", 2)):gmatch "[^\n]+" do
-    local ours = line:match "^stack traceback" or line:match "lua/[%d.]*/?moonshard/"
-      or line:match "%[C%]" or line:match "%(%.%.%.tail calls"
-    -- Repeated lines of a recursion are shown once.
-    if not ours and line ~= lines[#lines] then lines[#lines + 1] = line end
-  end
-  -- A single frame adds nothing: the message begins with its line.
-  local only = #lines == 1 and lines[1]:match "^%s*(.-:%d+:)"
-  if #lines == 0 or only and failure:sub(1, #only) == only then return failure end
-  return failure .. "\n" .. table.concat(lines, "\n")
-end
-
 -- Exit code and message of a process that is about to end with this code and message. Every process
 -- first waits for the checkpoint that is being written. If that fails, success becomes code 3;
 -- another code stays.
@@ -181,7 +135,7 @@ end
 -- Runs f and returns its exit code, and the message of an error, which the caller writes to stderr
 -- at once.
 local function protected(f, ...)
-  local ok, result = xpcall(f, handler, ...)
+  local ok, result = xpcall(f, require "moonshard.cli.failure".handler, ...)
   if ok then return settled(math.type(result) == "integer" and result or 0) end
   return settled(judge(result))
 end
