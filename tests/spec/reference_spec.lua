@@ -119,7 +119,8 @@ local FOREIGN = {
   { ".item()", "Tensor:item" }, { "numpy", "Tensor:to_table" },
   { "SummaryWriter", "TrainOptions.log" }, { "torch.profiler", "ms.trace.start" },
   { "zero_grad", "Optimizer:zero_grad" }, { "einsum", "Tensor:matmul" },
-  { "torch.compile", "TrainOptions.graph" },
+  { "torch.compile", "TrainOptions.graph" }, { "model.train()", "Module:train" },
+  { "loss.backward()", "Tensor:backward" }, { "x.shape", "Tensor:shape" },
 }
 
 -- Names of ours, in any case, and words of the field.
@@ -137,7 +138,9 @@ local OWN = {
   { "Gradient-Accumulation", "TrainOptions.accumulate" },
   { "early stopping", "TrainOptions.on_eval" }, { "learning rate", "OptimizerOptions.lr" },
   { "batch size", "LoaderOptions.batch" }, { "mixed precision", "ms.autocast" },
-  { "resume", "TrainOptions.resume" }, { "hazard", "hazard" }, { "ZeRO", "ZeRO" },
+  { "resume", "TrainOptions.resume" }, { "gradient", "Tensor:grad" },
+  { "out of memory", "ms.memory" }, { "nan loss", "TrainOptions.on_nan" }, { "gpu", "ms.device" },
+  { "hazard", "hazard" }, { "ZeRO", "ZeRO" },
 }
 
 describe("what is found first", function()
@@ -382,7 +385,7 @@ describe("the page of moonshard docs", function()
       box.value = "rule 8 released"; search(); say(shown().join(" "), answered());
       box.value = ""; say(search() > 500);
     ]]
-    assert.equal("|0|1 Tensor:matmul|0 true|1|true true Here this is: ms.cat|true|true|true|true|\z
+    assert.equal("|0|1 Tensor:matmul|0 true|1|true true It is called here: m|true|true|true|true|\z
       There is nothing of th|rule 8 |true", said)
     assert.equal("1", (open("say(search())", "?q=matmul+batched")))
   end)

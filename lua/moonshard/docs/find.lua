@@ -178,8 +178,21 @@ local FOREIGN <const> = {
   "^torch%.optim%.lr_scheduler%.", "^torch%.", "^tf%.keras%.layers%.", "^tf%.keras%.", "^tf%.",
   "^keras%.layers%.", "^keras%.", "^nn%.functional%.", "^nn%.utils%.", "^F%.", "^dist%.", "^np%.",
   "^jax%.numpy%.", "^jax%.", "^jnp%.", "^transformers%.", "^optim%.lr_scheduler%.", "^self%.",
-  "^tensor%.", "^model%.", "^optimizer%.", "^nn%.",
+  "^nn%.",
 }
+
+-- Classes of the objects that people call so.
+local OBJECTS <const> = {
+  model = "Module", module = "Module", net = "Module", optimizer = "Optimizer", opt = "Optimizer",
+  scaler = "Scaler", tensor = "Tensor", x = "Tensor", y = "Tensor", t = "Tensor", loss = "Tensor",
+  loader = "Loader", dataset = "Dataset", group = "Group", dist = "Group", future = "Future",
+}
+
+-- "model.train" as the method of a class.
+local function as_method(name)
+  local object, method = name:match "^(%a+)[.:]([%w_]+)$"
+  return object and OBJECTS[object:lower()] and OBJECTS[object:lower()] .. ":" .. method
+end
 
 local function without_prefix(name)
   for _, prefix in ipairs(FOREIGN) do
@@ -289,7 +302,10 @@ function find.answer(name, all)
   end
   local row = find.synonym(name)
   local shown, also = named(entries, name)
-  if shown then return { entries = shown, also = also, synonym = row, named = true } end
+  -- An option of this name says less than a word of the field.
+  if shown and not (row and shown[1].kind == VALUE) then
+    return { entries = shown, also = also, synonym = row, named = true }
+  end
   local bare, word = without_prefix(name), find.word(name)
   if word and not row and word[1]:lower() == name:lower() then
     return { entries = { { name = word[1], word = word } }, also = {} }
@@ -301,7 +317,7 @@ function find.answer(name, all)
     return found[1] and { found[1] }, { table.unpack(found, 2) }
   end
   if not row then
-    for _, text in ipairs { name, bare } do
+    for _, text in ipairs { as_method(name) or name, bare or name, name } do
       shown, also = named(entries, text)
       if not shown then shown, also = loosely(text) end
       if shown then return { entries = shown, also = also, named = true } end
@@ -310,7 +326,7 @@ function find.answer(name, all)
     end
   end
   if row then
-    return { entries = by_synonym(row, entries), also = {}, synonym = row, word = word }
+    return { entries = by_synonym(row, entries), also = shown or {}, synonym = row, word = word }
   end
   if word then return { entries = { { name = word[1], word = word } }, also = {} } end
   return {

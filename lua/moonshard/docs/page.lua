@@ -185,7 +185,7 @@ local function answer_of(row)
   end
   return ('<div class="answer hidden" data-words="%s">%s: %s. %s</div>'):format(
     table.concat(words, " "), row.none and "There is nothing of this name here. The nearest"
-      or "Here this is", table.concat(links, ", "), marked(row.text))
+      or "It is called here", table.concat(links, ", "), marked(row.text))
 end
 
 -- The words of other tools by the names of entries, and what the search says of them.

@@ -343,6 +343,8 @@ function terminal.answer(name, width)
     if answer.word then
       texts[#texts + 1] = table.concat(word_lines(answer.word, width), "\n")
     end
+    local also = also_lines(answer.also, width)
+    if #also > 0 then texts[#texts + 1] = table.concat(also, "\n") end
   else
     for i, entry in ipairs(answer.entries) do
       texts[i] = terminal.entry(entry, all, width, told)
