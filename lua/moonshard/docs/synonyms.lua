@@ -174,10 +174,12 @@ return {
   -- Training.
   { "Trainer, TrainingArguments, fit, model.fit, compile, LightningModule, pytorch lightning, \z
       accelerate, training loop", "ms.train ms.steps" },
-  { "epoch, epochs, num_train_epochs", "TrainOptions.steps ms.steps",
+  { "epoch, epochs, num_train_epochs", "TrainOptions.steps TrainOptions.minutes",
     "Runs are counted in steps, not in epochs: steps = epochs * rows / batch.", none = true },
   { "early stopping, EarlyStopping, patience", "TrainOptions.on_eval ms.train",
     "on_eval gets each evaluation, and can keep the best model with model:save.", none = true },
+  { "max_steps, total steps", "TrainOptions.steps" },
+  { "time limit, max_time, training time, duration", "TrainOptions.minutes" },
   { "save best model, best checkpoint, ModelCheckpoint, load_best_model_at_end",
     "TrainOptions.on_eval Module:save", "on_eval gets each evaluation; model:save writes there." },
   { "nan loss, loss is nan, nan in the loss", "TrainOptions.on_nan ms.hooks.nan_check" },
