@@ -184,42 +184,67 @@ static int encode(lua_State *L)
 
 /* ----------------------------------------------------------------- decoding */
 
-static void push_value(lua_State *L, const json_t *value, bool exact, int depth);
+/* What decode was asked for. orders: the place on the stack of the table that gets the keys of each
+ * object, or 0. */
+struct decoding {
+    bool exact;
+    int orders;
+};
 
-/* Pushes a table with the object's keys. json_object_iter_key gives no length; keys with zero bytes
- * are refused by the parser. */
-static void push_object(lua_State *L, const json_t *object, bool exact, int depth)
+static void push_value(lua_State *L, const json_t *value, const struct decoding *how, int depth);
+
+/* Sets orders[object] = keys for the object on top of the stack, with the list of keys below it.
+ * Leaves the object only. */
+static void note_order(lua_State *L, const struct decoding *how)
+{
+    lua_pushvalue(L, -1);
+    lua_rotate(L, -3, 1); /* object, keys, object */
+    lua_rotate(L, -2, 1); /* object, object, keys */
+    lua_rawset(L, how->orders);
+}
+
+/* Pushes a table with the object's keys. jansson has them in the order of the text.
+ * json_object_iter_key gives no length; keys with zero bytes are refused by the parser. */
+static void push_object(lua_State *L, const json_t *object, const struct decoding *how, int depth)
 {
     /* jansson's iterators want a mutable object, and do not change it. */
     json_t *mutable = (json_t *)(uintptr_t)object;
-    lua_createtable(L, 0, (int)json_object_size(object));
+    int size = (int)json_object_size(object);
+    if (how->orders) lua_createtable(L, size, 0);
+    lua_createtable(L, 0, size);
+    lua_Integer place = 0;
     for (void *at = json_object_iter(mutable); at; at = json_object_iter_next(mutable, at)) {
         lua_pushstring(L, json_object_iter_key(at));
-        push_value(L, json_object_iter_value(at), exact, depth);
+        if (how->orders) {
+            lua_pushvalue(L, -1);
+            lua_rawseti(L, -4, ++place);
+        }
+        push_value(L, json_object_iter_value(at), how, depth);
         lua_rawset(L, -3);
     }
+    if (how->orders) note_order(L, how);
 }
 
 /* Pushes a list; with exact it stays one when it is empty. */
-static void push_list(lua_State *L, const json_t *list, bool exact, int depth)
+static void push_list(lua_State *L, const json_t *list, const struct decoding *how, int depth)
 {
     lua_createtable(L, (int)json_array_size(list), 0);
     for (size_t i = 0; i < json_array_size(list); i++) {
-        push_value(L, json_array_get(list, i), exact, depth);
+        push_value(L, json_array_get(list, i), how, depth);
         lua_rawseti(L, -2, (lua_Integer)i + 1);
     }
-    if (exact) luaL_setmetatable(L, LIST_TYPE);
+    if (how->exact) luaL_setmetatable(L, LIST_TYPE);
 }
 
 /* exact: what Lua has no word for is kept: lists are marked as such, and null is core.json_null. */
-static void push_value(lua_State *L, const json_t *value, bool exact, int depth)
+static void push_value(lua_State *L, const json_t *value, const struct decoding *how, int depth)
 {
     /* The parser takes deeper values; this walk recurses on the C stack. */
     if (depth > DEPTH_MAX) ms_lua_error(L, "json: values are nested more than %d deep", DEPTH_MAX);
-    luaL_checkstack(L, 4, "nested values");
+    luaL_checkstack(L, 6, "nested values");
     switch (json_typeof(value)) {
-    case JSON_OBJECT: push_object(L, value, exact, depth + 1); break;
-    case JSON_ARRAY: push_list(L, value, exact, depth + 1); break;
+    case JSON_OBJECT: push_object(L, value, how, depth + 1); break;
+    case JSON_ARRAY: push_list(L, value, how, depth + 1); break;
     case JSON_STRING:
         lua_pushlstring(L, json_string_value(value), json_string_length(value));
         break;
@@ -228,23 +253,25 @@ static void push_value(lua_State *L, const json_t *value, bool exact, int depth)
     case JSON_TRUE: lua_pushboolean(L, 1); break;
     case JSON_FALSE: lua_pushboolean(L, 0); break;
     default:
-        if (exact) lua_pushlightuserdata(L, NULL);
+        if (how->exact) lua_pushlightuserdata(L, NULL);
         else lua_pushnil(L);
         break;
     }
 }
 
-/* core.json_decode(text, exact): the value, or nil, message, "corrupt". A key that is twice is
- * an error. An integer beyond 64 bits is a real. null is nil; with exact it is core.json_null and
- * lists stay lists when they are empty, so that json_encode gives the same value again. The text is
+/* core.json_decode(text, exact, orders): the value, or nil, message, "corrupt". A key that is twice
+ * is an error. An integer beyond 64 bits is a real. null is nil; with exact it is core.json_null
+ * and lists stay lists when they are empty, so that json_encode gives the same value again. A table
+ * `orders` gets the list of each object's keys in the order of the text, by the object. The text is
  * hostile: duplicates are refused, since two readers may pick different ones. */
 static int decode(lua_State *L)
 {
     size_t bytes;
     const char *text = luaL_checklstring(L, 1, &bytes);
     json_error_t error;
+    if (!lua_isnoneornil(L, 3)) luaL_checktype(L, 3, LUA_TTABLE);
     /* The text stays on the stack, and so in memory. */
-    lua_settop(L, 2);
+    lua_settop(L, 3);
     json_t **tree = new_tree(L);
     *tree = json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
     /* Once more, with reals for integers beyond 64 bits. */
@@ -262,7 +289,8 @@ static int decode(lua_State *L)
         lua_pushliteral(L, "corrupt");
         return 3;
     }
-    push_value(L, *tree, lua_toboolean(L, 2), 0);
+    struct decoding how = { .exact = lua_toboolean(L, 2), .orders = lua_isnil(L, 3) ? 0 : 3 };
+    push_value(L, *tree, &how, 0);
     return 1;
 }
 
