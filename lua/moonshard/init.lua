@@ -80,7 +80,7 @@ local parts = {
   nn = "moonshard.nn", optim = "moonshard.optim", hooks = "moonshard.hooks",
   data = "moonshard.data", checkpoint = "moonshard.checkpoint",
   safetensors = "moonshard.safetensors", trace = "moonshard.trace",
-  scripts = "moonshard.scripts", tokenizer = "moonshard.tokenizer",
+  scripts = "moonshard.scripts", tokenizer = "moonshard.tokenizer", chat = "moonshard.chat",
 }
 local names = {
   config = "moonshard.base.config", steps = "moonshard.train.steps", step = "moonshard.train.steps",

@@ -1,0 +1,136 @@
+-- Chat templates: the part `ms.chat`. Conversations become text, with the ranges that a model
+-- learns.
+local core = require "moonshard.core"
+local conversation = require "moonshard.chat.conversation"
+local folder = require "moonshard.chat.folder"
+local functions = require "moonshard.chat.functions"
+local learned = require "moonshard.chat.learned"
+local options_of = require "moonshard.base.options"
+local parser = require "moonshard.chat.parser"
+local run = require "moonshard.chat.run"
+local sorted_pairs = require "moonshard.base.sorted_pairs"
+local text = require "moonshard.chat.text"
+local tokenizer_files = require "moonshard.tokenizer.files"
+local values = require "moonshard.chat.values"
+local work = require "moonshard.chat.work"
+local check, argument = options_of.check, options_of.argument
+
+---@class ms.chat
+local chat = {}
+
+local STEPS <const>, BYTES <const> = 20000000, 64 << 20
+
+---@class ms.ChatTemplate
+local ChatTemplate = {}
+ChatTemplate.__name = "ms.ChatTemplate"
+
+-- What a parsed template is: its nodes, and its special tokens by name and as a list.
+local function made(source, names, special)
+  local parsed, message, code = work.run({ steps = STEPS, bytes = BYTES }, parser.parse, source)
+  if not parsed then return nil, message, code end
+  return setmetatable({ parsed = parsed, names = names, special = special }, ChatTemplate)
+end
+
+---@param source string
+---@param options? ms.ChatOptions
+---@return ms.ChatTemplate?
+---@return string? message
+---@return string? code
+function chat.template(source, options)
+  argument("chat.template", "text", source, "string")
+  local o = check("chat.template", options, { tokens = "table", special = "list" })
+  options_of.items("chat.template", "special", o.special, "string?")
+  local names, special = {}, {}
+  for name, token in sorted_pairs(o.tokens or {}) do
+    argument("chat.template", "tokens." .. tostring(name), token, "string")
+    names[name] = token
+    special[#special + 1] = token
+  end
+  return made(source, names, o.special or special)
+end
+
+---@param tokenizer string|ms.Tokenizer
+---@param options? { name?: string }
+---@return ms.ChatTemplate?
+---@return string? message
+---@return string? code
+function chat.of(tokenizer, options)
+  argument("chat.of", "tokenizer", tokenizer, "string|tokenizer")
+  local o = check("chat.of", options, { name = "string" })
+  local path = type(tokenizer) == "string" and tokenizer or tokenizer_files.name(tokenizer)
+  local source, names, special = folder.read(path, o.name)
+  if not source then return nil, names, special end
+  if type(tokenizer) ~= "string" then
+    for id = 0, tokenizer:vocab_size() - 1 do
+      local token, is_special = tokenizer:token(id)
+      if is_special then special[#special + 1] = token end
+    end
+  end
+  return made(source, names, special)
+end
+
+---@param line string
+---@return any
+---@return string? message
+---@return string? code
+function chat.decode(line)
+  argument("chat.decode", "text", line, "string")
+  return conversation.decode(line)
+end
+
+---@param record table
+---@return table?
+---@return string? message
+---@return string? code
+function chat.conversation(record)
+  argument("chat.conversation", "record", record, "table")
+  return conversation.of_record(record)
+end
+
+-- Renders a conversation under limits that have begun.
+local function render(self, given, o, date)
+  local dated = false
+  local names = functions.all(date, function() dated = true end)
+  names.tools, names.documents = values.none, values.none
+  for name, token in pairs(self.names) do names[name] = token end
+  local assistants
+  for name, value in pairs(conversation.names(given)) do
+    if name == "messages" then names.messages, assistants = conversation.messages(value)
+    else names[name] = conversation.value(value) end
+  end
+  for name, value in pairs(o.names or {}) do names[name] = conversation.value(value) end
+  names.add_generation_prompt = o.add_generation_prompt or false
+  local result = run(self.parsed.body, names)
+  local written = text.concat(result.pieces)
+  local ranges
+  if self.parsed.generation then ranges = learned.marked(result.marked)
+  else ranges = learned.ranges(written, assistants, self.special) end
+  return { text = text.plain(written), learned = ranges, dated = dated }
+end
+
+---@param given table
+---@param options? ms.RenderOptions
+---@return { text: string, learned: integer[][], dated: boolean }?
+---@return string? message
+---@return string? code
+function ChatTemplate:render(given, options)
+  argument("render", "conversation", given, "table")
+  local o = check("render", options, { add_generation_prompt = "boolean",
+    date = "string|number", names = "table", steps = "integer", bytes = "integer" })
+  local date = functions.date(o.date)
+  if not date then
+    core.raise(("render: date is \"2026-03-05\", with a time behind it or not, or seconds since \z
+      1970, not '%s'"):format(tostring(o.date)))
+  end
+  return work.run({ steps = o.steps or STEPS, bytes = o.bytes or BYTES }, render, self, given, o,
+    date)
+end
+
+options_of.methods(ChatTemplate, "a chat template")
+ChatTemplate.__index = function(self, name)
+  local method = rawget(ChatTemplate, name)
+  if method ~= nil then return method end
+  return options_of.no_field("a chat template", name, ChatTemplate)
+end
+
+return options_of.closed(chat, "ms.chat")
