@@ -73,10 +73,13 @@ end
 --- What a path such as "function.name" or "0.text" reads of a value, as filters with `attribute`
 --- do.
 ---@param value any
----@param path string|integer
+---@param path any
 ---@return any
 function access.path(value, path)
   if math.type(path) == "integer" then return access.item(value, path) end
+  if not text.is(path) then
+    work.fail("mismatch", "an attribute is a string or an integer, not a %s", values.name(path))
+  end
   for part in (text.plain(path) .. "."):gmatch "([^.]*)%." do
     value = access.item(value, part:find "^%d+$" and math.tointeger(tonumber(part)) or part)
   end

@@ -38,7 +38,8 @@ known.title = { {}, function(value)
 end }
 
 known.replace = { { "old", "new", "count" }, function(value, old, new, count)
-  return methods.replace(print.str(value), old and print.str(old), new and print.str(new), count)
+  if old == nil or new == nil then work.fail("mismatch", "replace takes two strings") end
+  return methods.replace(print.str(value), print.str(old), print.str(new), count)
 end }
 
 known.default = { { "default_value", "boolean" }, function(value, default, boolean)
@@ -52,19 +53,24 @@ known.d = known.default
 
 -- A string as Python's float reads it; nil: it does not.
 local function float_of(value)
+  if values.kind(value) == "undefined" then
+    work.fail("mismatch", "%s is no number", values.name(value))
+  end
   if not text.is(value) then
     value = values.number(value)
-    return type(value) == "number" and value + 0.0 or nil
+    return type(value) == "number" and value * 1.0 or nil
   end
   local bytes = text.plain(text.strip(value, nil, true, true))
-  if bytes:lower():find "nan" or bytes:lower():find "inf" or bytes:find "[_\x80-\xff]" then
+  local word = bytes:lower():match "^[-+]?(%l+)$"
+  local digits = not bytes:find "[^%d+%-._eE\x80-\xff]" and bytes:find "[_\x80-\xff]"
+  if word == "nan" or word == "inf" or word == "infinity" or digits then
     work.fail("unsupported", "'%s' as a number is not built", bytes)
   end
   if not (bytes:find "^[-+]?%d+%.?%d*[eE]?[-+]?%d*$" or bytes:find "^[-+]?%.%d+[eE]?[-+]?%d*$") then
     return nil
   end
   local number = tonumber((bytes:gsub("^%+", "")))
-  return number and number + 0.0
+  return number and number * 1.0
 end
 
 local function truncated(number)
@@ -127,8 +133,9 @@ local function indentation(what, value)
 end
 
 known.indent = { { "width", "first", "blank" }, function(value, width, first, blank)
+  value = arguments.needed("indent", value)
   local by = indentation("indent", width) or "    "
-  local lines = text.lines(text.concat { print.str(value), "\n" })
+  local lines = text.lines(text.concat { value, "\n" })
   local parts = {}
   for i, line in ipairs(lines) do
     local skipped = i == 1 or text.plain(line) == "" and not (blank and values.truth(blank))

@@ -66,8 +66,11 @@ end
 strings.split, strings.rsplit = split("split", false), split("rsplit", true)
 
 function strings.splitlines(s, args, named)
-  return values.list(text.lines(s, values.truth(bind("splitlines", { "keepends" }, args, named)
-    or false)))
+  local keep = bind("splitlines", { "keepends" }, args, named)
+  if keep ~= nil and type(values.number(keep)) ~= "number" then
+    work.fail("mismatch", "splitlines takes true or false")
+  end
+  return values.list(text.lines(s, keep ~= nil and values.truth(keep)))
 end
 
 -- Whether a string begins or ends with one of several; has compares with one.
@@ -202,11 +205,13 @@ local function cut(name, right)
 end
 strings.partition, strings.rpartition = cut("partition", false), cut("rpartition", true)
 
-for name, pattern in pairs { isdigit = "^%d+$", isnumeric = "^%d+$", isdecimal = "^%d+$",
-  isalpha = "^%a+$", isalnum = "^%w+$" } do
+for name, class in pairs { isdigit = "%d", isnumeric = "%d", isdecimal = "%d", isalpha = "%a",
+  isalnum = "%w" } do
   strings[name] = function(s, args, named)
     bind(name, {}, args, named)
-    return plain(ascii(s, name)):find(pattern) ~= nil
+    local rest = plain(s):gsub(class, "")
+    if rest:find "[\0-\x7f]" then return false end
+    return plain(ascii(s, name)) ~= ""
   end
 end
 

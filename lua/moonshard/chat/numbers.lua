@@ -44,7 +44,7 @@ end
 local function raise(a, b)
   if not both_integers(a, b) or b < 0 then
     if a == 0 and b < 0 then work.fail("mismatch", "a division by zero") end
-    local power = (a + 0.0) ^ b
+    local power = (a * 1.0) ^ b
     if power ~= power or math.abs(power) == math.huge then
       work.fail("unsupported", "this power is not built")
     end
@@ -59,21 +59,32 @@ local function raise(a, b)
   return power
 end
 
+-- Of floats: from the remainder, so that 1.0 // 0.1 is 9.0.
+local function floor_division(a, b)
+  local rest = math.fmod(a, b)
+  local quotient = (a - rest) / b
+  if rest ~= 0 and (rest < 0) ~= (b < 0) then quotient = quotient - 1 end
+  if quotient == 0 then return 1 / (a / b) < 0 and -0.0 or 0.0 end
+  local whole = math.floor(quotient) + 0.0
+  return quotient - whole > 0.5 and whole + 1.0 or whole
+end
+
 local arithmetic = {
   ["+"] = add, ["-"] = subtract, ["*"] = multiply, ["**"] = raise,
   ["/"] = function(a, b)
     if math.max(math.abs(a), math.abs(b)) > 0x1p53 and both_integers(a, b) then overflow() end
-    return (a + 0.0) / divisor(b)
+    return (a * 1.0) / divisor(b)
   end,
   ["//"] = function(a, b)
     if both_integers(a, b) and a == math.mininteger and b == -1 then overflow() end
     if both_integers(a, b) then return a // divisor(b) end
-    local rest = math.fmod(a + 0.0, divisor(b) + 0.0)
-    local quotient = (a - rest) / b
-    if rest ~= 0 and (rest < 0) ~= (b < 0) then quotient = quotient - 1 end
-    return math.floor(quotient + 0.0) + (quotient - math.floor(quotient) > 0.5 and 1.0 or 0.0)
+    return floor_division(a * 1.0, divisor(b) * 1.0)
   end,
-  ["%"] = function(a, b) return a % divisor(b) end,
+  ["%"] = function(a, b)
+    local rest = a % divisor(b)
+    if both_integers(a, b) or rest ~= 0 then return rest end
+    return b < 0 and -0.0 or 0.0
+  end,
 }
 
 local function repeated(value, count)

@@ -65,7 +65,7 @@ known.join = { { "d", "attribute" }, function(value, separator, attribute)
     if given(attribute) then item = access.path(item, attribute) end
     parts[i] = print.str(item)
   end
-  return text.concat(parts, separator and print.str(separator) or "")
+  return text.concat(parts, separator == nil and "" or print.str(separator))
 end }
 
 known.items = { {}, function(value)
@@ -164,8 +164,9 @@ end }
 
 known.map = { whole = function(value, args, named, apply)
   local list, name = {}, args[1]
-  local items = values.kind(value) == "none" and work.refuse("of None the filter", "map")
-    or values.iterate(value, "map")
+  -- What is false, such as None, has no items here.
+  if not values.truth(value) then return generator {} end
+  local items = values.iterate(value, "map")
   if #args == 0 then
     local path, default = arguments.bind("the filter map", { "attribute", "default" }, {}, named)
     if path == nil then work.fail("mismatch", "map: the name of a filter is missing") end
@@ -186,6 +187,7 @@ end }
 local function chosen(name, wanted, by)
   known[name] = { whole = function(value, args, named)
     local list, place = {}, by and 2 or 1
+    if not values.truth(value) then return generator {} end
     if by and args[1] == nil then work.fail("mismatch", "%s: the attribute is missing", name) end
     local test = args[place] ~= nil
       and text.plain(arguments.needed(name .. ": the test", args[place]))
