@@ -120,6 +120,7 @@
 ---@field trace ms.trace
 ---@field scripts ms.scripts
 ---@field tokenizer ms.tokenizer
+---@field chat ms.chat
 ---@field version string
 --- Starts the engine. The engine also starts by itself at its first use, with the launcher's
 --- settings; only a program without the launcher calls init, before any other call.

@@ -54,6 +54,7 @@ describe("the annotations", function()
     ["ms.safetensors"] = ms.safetensors, ["ms.trace"] = ms.trace, ["ms.scripts"] = ms.scripts,
     ["ms.tokenizer"] = ms.tokenizer, ["ms.Tokenizer"] = tokenizer,
     ["ms.TokenDecoder"] = tokenizer:decoder(),
+    ["ms.chat"] = ms.chat, ["ms.ChatTemplate"] = assert(ms.chat.template ""),
     ["ms.Tensor"] = ms.zeros { 1 }, ["ms.Parameter"] = layer.weight,
     ["ms.Module"] = layer,
     ["ms.LanguageModel"] = ms.nn.gpt2 { vocab = 4, context = 4, layers = 1, width = 4, heads = 1 },
@@ -249,6 +250,9 @@ describe("the annotations", function()
     takes["ms.Tokenizer." .. name] = function(o) tokenizer[name](tokenizer, "", o) end
   end
   takes["ms.Tokenizer.decoder"] = function(o) tokenizer:decoder(o) end
+  takes["ms.chat.template"] = of(ms.chat, "template", "")
+  takes["ms.chat.of"] = of(ms.chat, "of", ".")
+  takes["ms.ChatTemplate.render"] = function(o) assert(ms.chat.template ""):render({}, o) end
   takes["ms.steps"] = function(o) ms.steps(1, 0, o) end
   takes["ms.full"] = of(ms, "full", 1)
   takes["ms.fsdp"] = function(o) ms.fsdp(ms.nn.Linear(2, 2), o) end
@@ -323,6 +327,7 @@ describe("the annotations", function()
   it("name parts that are modules of the same name", function()
     for _, name in ipairs {
       "nn", "optim", "hooks", "data", "checkpoint", "safetensors", "trace", "scripts", "tokenizer",
+      "chat",
     } do
       assert.equal(ms[name], require("moonshard." .. name), name)
     end

@@ -129,7 +129,9 @@ end }
 -- The text of an indentation: a number of spaces, or a string.
 local function indentation(what, value)
   if value == nil or text.is(value) then return value and text.plain(value) end
-  return (" "):rep(arguments.integer(what, value) or 0)
+  local width = arguments.integer(what, value) or 0
+  work.text(width)
+  return (" "):rep(width)
 end
 
 known.indent = { { "width", "first", "blank" }, function(value, width, first, blank)

@@ -25,7 +25,7 @@ local ChatTemplate = {}
 ChatTemplate.__name = "ms.ChatTemplate"
 
 -- What a parsed template is: its nodes, and its special tokens by name and as a list.
-local function made(source, names, special)
+local function parsed_template(source, names, special)
   local parsed, message, code = work.run({ steps = STEPS, bytes = BYTES }, parser.parse, source)
   if not parsed then return nil, message, code end
   return setmetatable({ parsed = parsed, names = names, special = special }, ChatTemplate)
@@ -46,7 +46,7 @@ function chat.template(source, options)
     names[name] = token
     special[#special + 1] = token
   end
-  return made(source, names, o.special or special)
+  return parsed_template(source, names, o.special or special)
 end
 
 ---@param tokenizer string|ms.Tokenizer
@@ -66,7 +66,7 @@ function chat.of(tokenizer, options)
       if is_special then special[#special + 1] = token end
     end
   end
-  return made(source, names, special)
+  return parsed_template(source, names, special)
 end
 
 ---@param line string
@@ -87,10 +87,8 @@ function chat.conversation(record)
   return conversation.of_record(record)
 end
 
--- Renders a conversation under limits that have begun.
-local function render(self, given, o, date)
-  local dated = false
-  local names = functions.all(date, function() dated = true end)
+-- The names that a template reads, and which messages are an assistant's.
+local function names_of(self, given, o, names)
   names.tools, names.documents = values.none, values.none
   for name, token in pairs(self.names) do names[name] = token end
   local assistants
@@ -99,13 +97,39 @@ local function render(self, given, o, date)
     else names[name] = conversation.value(value) end
   end
   for name, value in pairs(o.names or {}) do names[name] = conversation.value(value) end
-  names.add_generation_prompt = o.add_generation_prompt or false
+  return assistants
+end
+
+-- What the template writes with or without a generation prompt, and the run that wrote it.
+local function written(self, names, prompted)
+  names.add_generation_prompt = prompted
   local result = run(self.parsed.body, names)
-  local written = text.concat(result.pieces)
+  return text.concat(result.pieces), result
+end
+
+-- The generation prompt: how much longer the text is with it. nil: the texts differ in another way,
+-- or the prompt is but white space.
+local function prompt_of(without, with)
+  without, with = text.plain(without), text.plain(with)
+  local prompt = with:sub(#without + 1)
+  return with:sub(1, #without) == without and prompt:find "%S" and prompt or nil
+end
+
+-- Renders a conversation under limits that have begun.
+local function render(self, given, o, date)
+  local dated = false
+  local names = functions.all(date, function() dated = true end)
+  local assistants = names_of(self, given, o, names)
+  local prompted = o.add_generation_prompt or false
+  local made, result = written(self, names, prompted)
   local ranges
   if self.parsed.generation then ranges = learned.marked(result.marked)
-  else ranges = learned.ranges(written, assistants, self.special) end
-  return { text = text.plain(written), learned = ranges, dated = dated }
+  else
+    local other = written(self, names, not prompted)
+    local prompt = prompt_of(prompted and other or made, prompted and made or other)
+    ranges = learned.ranges(made, assistants, self.special, prompt)
+  end
+  return { text = text.plain(made), learned = ranges, dated = dated }
 end
 
 ---@param given table

@@ -35,14 +35,27 @@ end
 ---@return { [1]: integer, [2]: integer }[]
 function learned.marked(ranges) return merged(ranges) end
 
+-- The place behind the last time that a text is in bytes from + 1 to `to` of another, or nil.
+local function behind_last(bytes, from, to, part)
+  local between, found = bytes:sub(from + 1, to), nil
+  local at = between:find(part, 1, true)
+  while at do
+    found = from + at + #part - 1
+    at = between:find(part, at + 1, true)
+  end
+  return found
+end
+
 --- The ranges of a text whose pieces know their messages: from the first to the last piece of a
---- message that is learned, and to the end of the first special token behind it, if that is before
---- the next piece of another message.
+--- message that is learned. They begin earlier, behind the generation prompt, if that is between
+--- the last piece of another message and this first one. They end later, behind the first special
+--- token, if that is before the next piece of another message.
 ---@param value string|ms.ChatText
 ---@param is_learned table<integer, boolean> by message
 ---@param special string[]
+---@param prompt? string
 ---@return { [1]: integer, [2]: integer }[] from the byte, from 0, to the one behind the last
-function learned.ranges(value, is_learned, special)
+function learned.ranges(value, is_learned, special, prompt)
   local marks, bytes, ranges = text.marks(value), text.plain(value), {}
   local i = 1
   while i <= #marks do
@@ -51,7 +64,9 @@ function learned.ranges(value, is_learned, special)
     if is_learned[marks[i][3]] then
       local to, following = marks[last][2], marks[last + 1]
       local stop = first_special(bytes, to, following and following[1] - 1 or #bytes, special)
-      ranges[#ranges + 1] = { marks[i][1] - 1, stop or to }
+      local from, before = marks[i][1] - 1, i > 1 and marks[i - 1][2] or 0
+      local start = prompt and behind_last(bytes, before, from, prompt)
+      ranges[#ranges + 1] = { start or from, stop or to }
     end
     i = last + 1
   end

@@ -114,8 +114,9 @@ end
 -- White space behind an end that has the sign "-", or the line break that a block swallows.
 function Lexer:finish(behind, sign, swallows)
   if sign == "-" then
-    local rest = self.source:sub(behind)
-    behind = behind + #rest - #text.strip(rest, nil, true, false)
+    while behind <= #self.source and text.is_space(utf8.codepoint(self.source, behind)) do
+      behind = utf8.offset(self.source, 2, behind)
+    end
   elseif sign ~= "+" and swallows and self.source:sub(behind, behind) == "\n" then
     behind = behind + 1
   end

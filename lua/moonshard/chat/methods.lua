@@ -122,6 +122,7 @@ end
 ---@param f fun(bytes: string): string
 ---@return string|ms.ChatText
 function methods.letters(s, name, f)
+  work.read(8 * #plain(s))
   local bytes = f(plain(ascii(s, name)))
   return type(s) == "string" and bytes or { kind = "text", text = bytes, marks = s.marks }
 end
@@ -149,6 +150,7 @@ local function find(name, last)
     local part, first, stop = bind(name, { "sub", "start", "end" }, args, named)
     if first or stop then work.refuse("with a start the method", name) end
     local bytes = plain(s)
+    work.read(#bytes)
     part = plain(arguments.needed(name, part))
     local at = bytes:find(part, 1, true)
     while last and at do
@@ -198,7 +200,9 @@ local function cut(name, right)
     local separator = arguments.needed(name, (bind(name, { "sep" }, args, named)))
     if plain(separator) == "" then work.fail("mismatch", "%s: the separator is empty", name) end
     local parts = text.split(s, plain(separator), 1, right)
-    if #parts == 2 then parts = { parts[1], separator, parts[2] }
+    local at = #plain(parts[1])
+    if #parts == 2 then
+      parts = { parts[1], text.sub(s, at + 1, at + #plain(separator)), parts[2] }
     else parts = right and { "", "", s } or { s, "", "" } end
     return values.list(parts, "tuple")
   end

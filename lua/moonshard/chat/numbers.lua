@@ -92,6 +92,7 @@ local function repeated(value, count)
   local list = {}
   if text.is(value) then
     work.text(#text.plain(value) * math.min(count, 1 << 40))
+    work.spend(math.min(count, 1 << 40))
     for i = 1, count do list[i] = value end
     return text.concat(list)
   end

@@ -121,6 +121,7 @@ end
 statements["for"] = function(self, node, scope)
   local items = filtered(node, scope)
   for i, item in ipairs(items) do
+    work.spend(10)
     local within = inner(scope)
     within.names.loop = loop_of(items, i)
     assign(node.targets, item, within)

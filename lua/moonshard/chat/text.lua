@@ -67,6 +67,7 @@ function text.concat(list, separator)
     local bytes = plain(value)
     append(marks, text.marks(value), at)
     parts[#parts + 1], at = bytes, at + #bytes
+    work.spend(1 + #bytes // 64)
     work.text(at)
   end
   for i, value in ipairs(list) do
@@ -82,6 +83,7 @@ end
 ---@param j integer
 ---@return string|ms.ChatText
 function text.sub(value, i, j)
+  work.read(j - i)
   if type(value) == "string" then return value:sub(i, j) end
   local marks = {}
   for _, mark in ipairs(value.marks) do
@@ -99,6 +101,7 @@ end
 ---@param f fun(bytes: string): string
 ---@return string|ms.ChatText
 function text.each(value, f)
+  work.read(4 * #plain(value))
   if type(value) == "string" then return f(value) end
   local parts, at = {}, 1
   for _, mark in ipairs(value.marks) do
@@ -113,14 +116,17 @@ end
 --- How many characters it has.
 ---@param value string|ms.ChatText
 ---@return integer
-function text.length(value) return utf8.len(plain(value)) end
+function text.length(value)
+  work.read(#plain(value))
+  return utf8.len(plain(value))
+end
 
 --- The characters one by one.
 ---@param value string|ms.ChatText
 ---@return (string|ms.ChatText)[]
 function text.characters(value)
   local list, bytes = {}, plain(value)
-  work.spend(#bytes // 8)
+  work.read(8 * #bytes)
   for at, code in utf8.codes(bytes) do
     list[#list + 1] = text.sub(value, at, at + #utf8.char(code) - 1)
   end
@@ -162,11 +168,13 @@ function text.strip(value, characters, left, right)
     if not has(utf8.codepoint(bytes, at)) then break end
     j = at - 1
   end
+  work.read(8 * (#bytes - (j - i)))
   return text.sub(value, i, j)
 end
 
 -- The last place at or before `from` at which a text begins in another one.
 local function find_last(bytes, part, from)
+  work.read(8 * math.max(from, 0))
   for at = from, 1, -1 do
     if bytes:sub(at, at + #part - 1) == part then return at end
   end
@@ -181,7 +189,7 @@ end
 function text.split(value, separator, most, right)
   local bytes, list = plain(value), {}
   local i, j = 1, #bytes
-  work.spend(#bytes // 8)
+  work.read(#bytes)
   while #list < most do
     local at
     if right then at = find_last(bytes, separator, j - #separator + 1)
@@ -206,6 +214,7 @@ end
 function text.words(value, most)
   local list, begun = {}, nil
   local bytes = plain(value)
+  work.read(8 * #bytes)
   for at, code in utf8.codes(bytes) do
     local space = text.is_space(code)
     if not space and not begun then
@@ -233,6 +242,7 @@ local BREAKS <const> = {
 ---@return (string|ms.ChatText)[]
 function text.lines(value, keep)
   local list, i, bytes = {}, 1, plain(value)
+  work.read(8 * #bytes)
   for at, code in utf8.codes(bytes) do
     if BREAKS[code] and at >= i then
       local stop = at + #utf8.char(code) - 1
@@ -254,7 +264,7 @@ end
 ---@return string|ms.ChatText
 function text.replace(value, old, new, most)
   local bytes, parts, i = plain(value), {}, 1
-  work.spend(#bytes // 8)
+  work.read(#bytes)
   local count = 0
   while count < most do
     local at = bytes:find(old, i, true)

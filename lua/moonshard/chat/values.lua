@@ -136,7 +136,10 @@ function values.equal(a, b)
   local kind, other = kind_of(a), kind_of(b)
   if type(a) == "number" and type(b) == "number" then return a == b end
   if kind ~= other then return false end
-  if kind == "string" then return text.plain(a) == text.plain(b) end
+  if kind == "string" then
+    work.read(#text.plain(a))
+    return text.plain(a) == text.plain(b)
+  end
   if rawequal(a, b) or kind == "undefined" then return true end
   if kind == "list" then return same_lists(a, b) end
   return kind == "dict" and same_dicts(a, b)
@@ -145,6 +148,7 @@ end
 -- Texts in the order of their bytes, which is that of their characters. Lua's < is the locale's.
 local function less_bytes(a, b)
   if a == b then return false end
+  work.read(math.min(#a, #b))
   for at = 1, math.min(#a, #b), 64 do
     if a:sub(at, at + 63) ~= b:sub(at, at + 63) then
       for i = at, at + 63 do
@@ -225,6 +229,7 @@ function values.contains(whole, item)
     if not text.is(item) then
       work.fail("mismatch", "'in' a string takes a string, not a %s", values.name(item))
     end
+    work.read(#text.plain(whole))
     return text.plain(whole):find(text.plain(item), 1, true) ~= nil
   end
   if kind == "dict" then return values.get(whole, item) ~= nil end

@@ -51,14 +51,17 @@ function work.spend(count)
   end
 end
 
---- Checks the length of a text that is about to be made, and counts the work of making it.
+--- Counts the work of going through the bytes of a text.
+---@param length integer
+function work.read(length) work.spend(length // 64) end
+
+--- Checks the length of a text that is about to be made.
 ---@param length integer
 function work.text(length)
   if length > limits.bytes then
     work.fail("no_space", "a text has more than %d bytes (the option `bytes` sets the limit)",
       limits.bytes)
   end
-  work.spend(length // 64)
 end
 
 --- Counts bytes of the output.

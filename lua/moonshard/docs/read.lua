@@ -37,6 +37,7 @@ read.parts = {
   { "", "The module" }, { "making", "Making tensors" }, { "tensor", "Tensors" },
   { "scopes", "Scopes, futures, streams, reports" }, { "nn", "Modules and models" },
   { "optim", "Optimizers" }, { "data", "Data" }, { "tokenizers", "Tokenizers" },
+  { "chat", "Chat templates" },
   { "train", "Training" }, { "files", "Files, checkpoints, traces" },
   { "group", "Groups and collectives" }, { "ddp", "Data parallel models" },
   { "fsdp", "Sharded models" }, { "hooks", "Communication hooks" }, { "planners", "Planners" },

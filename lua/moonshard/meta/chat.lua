@@ -1,0 +1,88 @@
+---@meta
+-- Annotations: conversations to text, by the templates of chat models.
+
+---@class ms.ChatOptions
+--- Special tokens by the names that the template reads: { eos_token = "</s>" }.
+---@field tokens? table<string, string>
+--- Texts of the tokens that may end a turn; all of `tokens` unless given.
+---@field special? string[]
+
+---@class ms.RenderOptions
+--- Whether the template adds the header of an answer at the end; false unless given.
+---@field add_generation_prompt? boolean
+--- What strftime_now shows: "2026-03-05", with a time behind it ("T10:20:30") or not, or seconds
+--- since 1970, shown in UTC; the current time unless given.
+---@field date? string|number
+---@field names? table<string, any>    more names that the template reads, as enable_thinking
+--- Limits of the work, 20000000 steps of evaluation unless given, and of a text and of all that is
+--- written, 67108864 bytes unless given.
+---@field steps? integer
+---@field bytes? integer
+
+---@class ms.chat
+--- A template of transformers' kind: Jinja, with trim_blocks and lstrip_blocks, loop controls,
+--- strftime_now, raise_exception and blocks `generation`. The text that it renders equals
+--- transformers'. A part of Jinja that is not built is refused ("unsupported"; the message names it
+--- and the line), most of them before anything is rendered.
+--- ```lua
+--- local template = assert(ms.chat.template "{% for m in messages %}[{{ m.content }}]{% endfor %}")
+--- template:render({ { role = "user", content = "Hi" } }).text --> "[Hi]"
+--- ```
+---@field template fun(text: string, options?: ms.ChatOptions): ms.ChatTemplate?, string?, string?
+--- The template of a tokenizer, or of a folder with its files, with the special tokens that these
+--- name: chat_template.jinja, else chat_template of tokenizer_config.json. Of a list of templates
+--- it takes the one called `name`, "default" unless given. "not_found" if there is none.
+--- ```lua
+--- local file = assert(io.open("tokenizer_config.json", "w"))
+--- file:write '{"chat_template":"{{ messages[0].content + eos_token }}","eos_token":"</s>"}'
+--- file:close()
+--- assert(ms.chat.of "."):render({ { role = "user", content = "Hi" } }).text --> "Hi</s>"
+--- ```
+---@field of fun(tokenizer: string|ms.Tokenizer, options?: { name?: string }): ms.ChatTemplate?, string?, string?
+--- A value of JSON, such as a line of a file of conversations. Unlike tables made in Lua, its
+--- objects keep the order of their keys, which tojson and loops over them show, its lists are lists
+--- where they are empty, and its null is None.
+--- ```lua
+--- local template = assert(ms.chat.template "{{ tools|tojson }}")
+--- local line = '{"messages":[],"tools":[{"b":1,"a":[]}]}'
+--- template:render(assert(ms.chat.decode(line))).text --> "[{\"b\": 1, \"a\": []}]"
+--- ```
+---@field decode fun(text: string): any, string?, string?
+--- A conversation of a record of training data. `prompt` and `completion`, each a string or a list
+--- of messages, become messages of a user and an assistant; a record with messages is returned as
+--- it is. The other fields are kept. "mismatch" if the record has neither.
+--- ```lua
+--- local talk = assert(ms.chat.conversation { prompt = "1 + 1?", completion = "2" })
+--- talk.messages[2].role --> "assistant"
+--- talk.messages[2].content --> "2"
+--- ```
+---@field conversation fun(record: table): table?, string?, string?
+---@class ms.ChatTemplate
+--- Renders a conversation: a list of messages, or a table with `messages`, `tools`, `documents` and
+--- other names for the template; those in its `chat_template_kwargs` are names, too. An empty table
+--- is a dict unless `ms.chat.decode` read it as a list. Keys of tables made in Lua are sorted.
+---
+--- learned: the ranges of the text that a model learns to write, in bytes, { from, to } for
+--- `text:sub(from + 1, to)`. If the template has blocks `generation`, they are what these write.
+--- Otherwise strings remember the message that they come from, through all operations, and a range
+--- begins with the first piece of an assistant's message and ends with its last piece: all values
+--- of a message but its role and name, with the text between them that the template adds. A range
+--- begins earlier, directly behind the generation prompt, if that text is between the last piece of
+--- an earlier message and this first piece; the generation prompt is what the text has more with
+--- add_generation_prompt than without. A range ends later, directly behind the first special token,
+--- if one is between its last piece and the next piece of another message.
+---
+--- dated: whether the template asked for the date.
+--- ```lua
+--- local template = assert(ms.chat.template("{% for m in messages %}{{ m.role }}: {{ m.content }}"
+---   .. "{{ eos_token }}{% endfor %}", { tokens = { eos_token = "</s>" } }))
+--- local made = assert(template:render {
+---   { role = "user", content = "Hi" }, { role = "assistant", content = "Hello" } })
+--- made.text --> "user: Hi</s>assistant: Hello</s>"
+--- made.text:sub(made.learned[1][1] + 1, made.learned[1][2]) --> "Hello</s>"
+--- made.dated --> false
+--- ```
+---@field render fun(self, conversation: table, options?: ms.RenderOptions): { text: string, learned: integer[][], dated: boolean }?, string?, string?
+--- Errors: the template refuses the conversation, or does with a value what has no result
+--- ("mismatch"); a damaged template or file ("corrupt"); what is not built ("unsupported"); more
+--- steps ("timeout") or bytes ("no_space") than the limits.
