@@ -117,6 +117,17 @@ describe("a chat template", function()
     assert.equal("<user>U<end><assistant>«[CALL f]<end>»", shown(made))
   end)
 
+  it("that refuses a generation prompt learns from the first piece on", function()
+    local template = assert(ms.chat.template([[
+{%- if add_generation_prompt and messages[-1].role == 'assistant' %}
+{{- raise_exception('no prompt') }}{% endif %}
+{%- for m in messages %}<{{ m.role }}>{{ m.content }}<end>{% endfor %}]], { special = { "<end>" } }))
+    local talk = { user "U", assistant "A" }
+    assert.equal("<user>U<end><assistant>«A<end>»", shown(assert(template:render(talk))))
+    refused("mismatch", "no prompt", template.render, template, talk,
+      { add_generation_prompt = true })
+  end)
+
   it("keeps the origin of strings through operations", function()
     local function range_of(expression)
       local template = assert(ms.chat.template("{% set u, a = messages[0].content, \z
@@ -269,8 +280,10 @@ describe("the template of a tokenizer", function()
     local tokenizer = assert(ms.tokenizer.load(folder))
     refused("not_found", "has no chat template: neither chat_template.jinja", ms.chat.of, tokenizer)
     put("chat_template.jinja", "{% for m in messages %}{{ m.content }}<e>{% endfor %}")
-    local made = assert(assert(ms.chat.of(tokenizer)):render { user "U", assistant "A" })
-    assert.equal("U<e>«A<e>»", shown(made))
+    for _, given in ipairs { tokenizer, folder } do
+      local made = assert(assert(ms.chat.of(given)):render { user "U", assistant "A" })
+      assert.equal("U<e>«A<e>»", shown(made))
+    end
   end)
 
   it("is refused where it is damaged", function()

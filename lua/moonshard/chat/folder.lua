@@ -23,8 +23,8 @@ local function content(value)
   return type(value) == "string" and value or nil
 end
 
--- Special tokens: by the names that templates know, and as a list of all.
-local function tokens_of(config)
+-- Special tokens: by the names that templates know, and as a list of all. added: of tokenizer.json.
+local function tokens_of(config, added)
   local names, list, seen = {}, {}, {}
   local function add(value)
     local text = content(value)
@@ -38,9 +38,10 @@ local function tokens_of(config)
   end
   local more = config.additional_special_tokens or config.extra_special_tokens
   for _, value in sorted_pairs(type(more) == "table" and more or {}) do add(value) end
-  local added = config.added_tokens_decoder
-  for _, value in sorted_pairs(type(added) == "table" and added or {}) do
-    if type(value) == "table" and value.special == true then add(value) end
+  for _, tokens in ipairs { config.added_tokens_decoder or {}, added or {} } do
+    for _, value in sorted_pairs(type(tokens) == "table" and tokens or {}) do
+      if type(value) == "table" and value.special == true then add(value) end
+    end
   end
   return names, list
 end
@@ -69,11 +70,13 @@ function folder.read(path, name)
   if core.exists(path) ~= "folder" then path = path:match "^(.*)/[^/]*$" or "." end
   local config, message, code = read_json(path .. "/tokenizer_config.json")
   if not config then return nil, message, code end
-  local map
+  local map, whole
   map, message, code = read_json(path .. "/special_tokens_map.json")
   if not map then return nil, message, code end
   for key, value in pairs(map) do if config[key] == nil then config[key] = value end end
-  local names, list = tokens_of(config)
+  whole, message, code = read_json(path .. "/tokenizer.json")
+  if not whole then return nil, message, code end
+  local names, list = tokens_of(config, whole.added_tokens)
   local file, text = path .. "/chat_template.jinja", config.chat_template
   -- The file wins, as in transformers.
   if core.exists(file) == "file" and (not name or name == "default") then

@@ -122,14 +122,16 @@ local function render(self, given, o, date)
   local assistants = names_of(self, given, o, names)
   local prompted = o.add_generation_prompt or false
   local made, result = written(self, names, prompted)
-  local ranges
+  local asked, ranges = dated
   if self.parsed.generation then ranges = learned.marked(result.marked)
   else
-    local other = written(self, names, not prompted)
-    local prompt = prompt_of(prompted and other or made, prompted and made or other)
+    -- Some templates refuse one of the two.
+    local other = work.attempt(written, self, names, not prompted)
+    local prompt = other
+      and prompt_of(prompted and other or made, prompted and made or other)
     ranges = learned.ranges(made, assistants, self.special, prompt)
   end
-  return { text = text.plain(made), learned = ranges, dated = dated }
+  return { text = text.plain(made), learned = ranges, dated = asked }
 end
 
 ---@param given table

@@ -91,6 +91,10 @@ end
 -- Sorts items by their keys, and keeps the order of equal ones.
 local function sorted(items, keys, reverse)
   local list = {}
+  if reverse ~= nil and type(values.number(reverse)) ~= "number" then
+    work.fail("mismatch", "sort: reverse is true or false, not a %s", values.name(reverse))
+  end
+  reverse = flag(reverse)
   for i, item in ipairs(items) do list[i] = { item, keys[i], i } end
   -- Lua's sort may call the function with an item and itself.
   table.sort(list, function(a, b)
@@ -110,7 +114,7 @@ known.sort = { { "reverse", "case_sensitive", "attribute" },
   function(value, reverse, case, attribute)
     local items, keys = values.iterate(value, "sort"), {}
     for i, item in ipairs(items) do keys[i] = key_of(item, attribute, flag(case)) end
-    return values.list(sorted(items, keys, flag(reverse)))
+    return values.list(sorted(items, keys, reverse))
   end }
 
 known.dictsort = { { "case_sensitive", "by", "reverse" }, function(value, case, by, reverse)
@@ -122,7 +126,7 @@ known.dictsort = { { "case_sensitive", "by", "reverse" }, function(value, case, 
   local items, keys = methods.pairs(value), {}
   local place = by == "key" and 1 or 2
   for i, item in ipairs(items) do keys[i] = key_of(item[place], nil, flag(case)) end
-  return values.list(sorted(items, keys, flag(reverse)))
+  return values.list(sorted(items, keys, reverse))
 end }
 
 known.unique = { { "case_sensitive", "attribute" }, function(value, case, attribute)

@@ -100,4 +100,18 @@ function work.run(given, f, ...)
   return core.refuse(result.message, result.code)
 end
 
+--- Runs f within a rendering. Returns its result, or nil where it failed because of the
+--- conversation.
+---@param f function
+---@param ... any
+---@return any
+function work.attempt(f, ...)
+  local level = depth
+  local ok, result = pcall(f, ...)
+  if ok then return result end
+  if getmetatable(result) ~= Fault or result.code ~= "mismatch" then error(result, 0) end
+  depth = level
+  return nil
+end
+
 return work

@@ -25,8 +25,8 @@ return {
   { "full parameter", "a parameter of a sharded model while it is gathered" },
   { "future", "a value that is not there yet, and the point of a stream at which it will be" },
   { "gather", "to collect the shards of a unit's parameters before it is used" },
-  { "generation prompt", "the header of an answer, which a chat template writes at the end so that \z
-    the model answers" },
+  { "generation prompt", "the header of an answer, which a chat template writes at the end so \z
+    that the model answers" },
   { "gradient source", "what reduces gradients: a model of ms.ddp or of ms.fsdp" },
   { "group", "ranks that make collectives together; `ms.world()` has all" },
   { "hazard", "two tasks on different streams that touch one cell, at least one of them writing" },

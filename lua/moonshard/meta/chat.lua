@@ -69,7 +69,7 @@
 --- of a message but its role and name, with the text between them that the template adds. A range
 --- begins earlier, directly behind the generation prompt, if that text is between the last piece of
 --- an earlier message and this first piece; the generation prompt is what the text has more with
---- add_generation_prompt than without. A range ends later, directly behind the first special token,
+--- add_generation_prompt than without, if the template gives both texts. A range ends later, directly behind the first special token,
 --- if one is between its last piece and the next piece of another message.
 ---
 --- dated: whether the template asked for the date.
