@@ -222,6 +222,7 @@ describe("a chat template", function()
     assert.equal('{"z": "old", "x": {}, "w": [{"b": 1, "a": 2}], "v": 12345678901234567, \z
       "u": "new"}', json(value))
     refused("corrupt", "not JSON", ms.chat.decode, "{")
+    assert.has_error(function() core.json_decode("{}", true, 1) end)
     local names = assert(ms.chat.template "{{ a }}{{ b }}{{ c }}")
     assert.equal("123", names:render({ messages = {}, a = 0, b = 2,
       chat_template_kwargs = { a = 1, c = 4 } }, { names = { c = 3 } }).text)

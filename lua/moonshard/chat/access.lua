@@ -27,6 +27,7 @@ end
 
 -- What [ ] reads, nil if there is nothing.
 local function subscript(value, index)
+  text.unsafe("a part", value)
   local kind, place = values.kind(value), values.number(index)
   if kind == "dict" then
     local hashable = values.kind(index)

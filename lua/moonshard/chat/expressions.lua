@@ -10,7 +10,6 @@ local work = require "moonshard.chat.work"
 ---@field macros integer how many macros are around the token
 ---@field loops integer how many loops around it `break` may leave
 ---@field inside boolean whether the text around it is apart from the output
----@field safe integer how many filters "safe" were read where they are not built
 ---@field generation boolean whether a block "generation" was read
 local Parser = {}
 Parser.__index = Parser
@@ -182,7 +181,6 @@ local function filter(self, value)
   if self:is("operator", ".") or not filters.known[made.name] then
     work.refuse("filter", made.name, filters.known)
   end
-  if made.name == "safe" then self.safe = self.safe + 1 end
   if operator(self, "(") then return arguments(self, made) end
   made.args, made.named = {}, {}
   return made

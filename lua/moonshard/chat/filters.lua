@@ -11,12 +11,16 @@ local work = require "moonshard.chat.work"
 
 local filters = {}
 
+-- Filters that take a string that the filter "safe" made for any other.
+local PLAIN <const> = { safe = true, string = true, length = true, count = true, tojson = true,
+  default = true, d = true }
+
 --- name -> { names of parameters, function of a value and these }
 ---@type table<string, { [1]: string[], [2]: function }>
 local known = {}
 filters.known = known
 
-known.safe = { {}, print.str }
+known.safe = { {}, function(value) return text.safe(print.str(value)) end }
 known.string = { {}, print.str }
 
 known.trim = { { "chars" }, function(value, characters)
@@ -181,6 +185,7 @@ known.format = { {}, false }
 ---@return any
 function filters.apply(name, value, args, named)
   local entry = known[name] or work.refuse("filter", name, known)
+  if not PLAIN[name] then text.unsafe(("the filter '%s'"):format(name), value) end
   if name == "format" then
     if next(named) then work.refuse("of the filter format", "a named argument") end
     return numbers.format(print.str(value), args)

@@ -303,6 +303,7 @@ function methods.find(value, name)
   local kind = values.kind(value)
   if name:find "^__" then work.refuse("attribute", name) end
   if not has_attribute(value, kind, name) then return nil end
+  text.unsafe(("the method '%s'"):format(name), value)
   local method = built[kind] and built[kind][name]
   if not method then
     work.refuse("of a " .. values.name(value) .. " the method", name, built[kind])

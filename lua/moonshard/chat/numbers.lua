@@ -166,6 +166,8 @@ end
 function numbers.binary(operator, a, b)
   local x, y = values.number(a), values.number(b)
   if type(x) == "number" and type(y) == "number" then return arithmetic[operator](x, y) end
+  text.unsafe(("'%s'"):format(operator), a)
+  text.unsafe(("'%s'"):format(operator), b)
   local result = of_sequences(operator, a, b)
   if result == nil then
     work.fail("mismatch", "'%s' of a %s and a %s has no result", operator, values.name(a),

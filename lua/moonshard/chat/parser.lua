@@ -178,19 +178,6 @@ local WORDS <const> = { ["if"] = statements.if_, ["for"] = statements.for_, set 
   macro = statements.macro, generation = statements.generation, ["break"] = statements["break"],
   ["continue"] = statements["continue"] }
 
--- The filter "safe" makes a string that escapes what is added to it, so it may only be the last
--- thing that is done to an output.
-local function output(self, line)
-  local safe = self.safe
-  local made = { kind = "output", line = line, value = self:expressions(self.expression) }
-  if made.value.kind == "filter" and made.value.name == "safe" then self.safe = self.safe - 1 end
-  self:expect("operator", "}}")
-  if self.safe > safe then
-    work.fail("unsupported", "the filter 'safe' is built only as the last one of an output")
-  end
-  return made
-end
-
 --- One statement, output or text.
 ---@return table
 function Parser:statement()
@@ -199,7 +186,11 @@ function Parser:statement()
     self:take "text"
     return { kind = "text", value = token.value, line = token.line }
   end
-  if self:take("operator", "{{") then return output(self, token.line) end
+  if self:take("operator", "{{") then
+    local made = { kind = "output", line = token.line, value = self:expressions(self.expression) }
+    self:expect("operator", "}}")
+    return made
+  end
   self:expect("operator", "{%")
   local word = self:expect "name"
   if not WORDS[word.value] then
@@ -208,13 +199,7 @@ function Parser:statement()
     end
     work.refuse("block", word.value, WORDS)
   end
-  local safe = self.safe
-  local made = WORDS[word.value](self, word.line)
-  if self.safe > safe then
-    work.at(word.line)
-    work.fail("unsupported", "the filter 'safe' is built only as the last one of an output")
-  end
-  return made
+  return WORDS[word.value](self, word.line)
 end
 
 --- The nodes of a template, and whether it marks what is learned.
@@ -222,7 +207,7 @@ end
 ---@return { body: table[], generation: boolean }
 function parser.parse(source)
   local self = setmetatable({ tokens = lexer.tokens(source), at = 1, loops = 0, macros = 0,
-    safe = 0, inside = false, generation = false }, Parser)
+    inside = false, generation = false }, Parser)
   local list = {}
   while self.tokens[self.at] do
     work.at(self.tokens[self.at].line)

@@ -56,6 +56,7 @@ end
 local ESCAPES <const> = { ["\\"] = "\\\\", ["\n"] = "\\n", ["\r"] = "\\r", ["\t"] = "\\t" }
 
 local function repr_string(value)
+  text.unsafe("printing a list or a dict", value)
   local bytes = text.plain(value)
   for _, code in utf8.codes(bytes) do
     if code >= 0x80 and not is_shown(code) then

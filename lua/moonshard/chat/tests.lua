@@ -70,6 +70,13 @@ local function letters(name, f)
 end
 known.lower, known.upper = letters("lower", string.lower), letters("upper", string.upper)
 
+known.sameas = { 1, function(value, other)
+  if type(other) ~= "boolean" and other ~= values.none then
+    work.refuse("with this value the test", "sameas")
+  end
+  return value == other
+end }
+
 known["in"] = { 1, function(value, whole) return values.contains(whole, value) end }
 
 --- The result of a comparison by its operator.

@@ -9,6 +9,7 @@ local text = {}
 ---@field kind "text"
 ---@field text string
 ---@field marks { [1]: integer, [2]: integer, [3]: integer }[]
+---@field safe? boolean
 
 ---@param value string|ms.ChatText
 ---@return string
@@ -31,6 +32,23 @@ end
 ---@return string|ms.ChatText
 function text.mark(bytes, origin)
   return origin and make(bytes, { { 1, #bytes, origin } }) or bytes
+end
+
+--- What the filter "safe" makes. Jinja escapes what is added to such a string, so operations that
+--- would do so refuse it.
+---@param value string|ms.ChatText
+---@return ms.ChatText
+function text.safe(value)
+  return { kind = "text", text = plain(value), marks = text.marks(value), safe = true }
+end
+
+--- Refuses a string that the filter "safe" made.
+---@param what string
+---@param value any
+function text.unsafe(what, value)
+  if type(value) == "table" and value.safe then
+    work.fail("unsupported", "%s of what the filter 'safe' made is not built", what)
+  end
 end
 
 --- The marks of a text, none for a Lua string.

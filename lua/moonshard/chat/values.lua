@@ -195,7 +195,10 @@ function values.items(value)
     return value
   end
   if kind == "dict" then return value.keys end
-  if kind == "string" then return text.characters(value) end
+  if kind == "string" then
+    text.unsafe("a part", value)
+    return text.characters(value)
+  end
   return kind == "undefined" and {} or nil
 end
 
@@ -269,6 +272,7 @@ function values.slice(value, first, last, step)
     return sliced
   end
   if kind ~= "string" then return nil end
+  text.unsafe("a part", value)
   local bytes = text.plain(value)
   first, last = places(text.length(value), first, last, step)
   if step == 1 then
