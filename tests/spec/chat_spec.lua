@@ -186,6 +186,13 @@ describe("a chat template", function()
     end)
     refused("unsupported", "levels are nested", ms.chat.template,
       "{{ " .. ("("):rep(100000) .. "1" .. (")"):rep(100000) .. " }}")
+    for _, part in ipairs { "1 + ", "1 and ", "1 if 0 else " } do
+      refused("unsupported", "line 1: an expression is too long", function()
+        local template, message, code = ms.chat.template("{{ " .. part:rep(100000) .. "1 }}")
+        if not template then return nil, message, code end
+        return template:render {}
+      end)
+    end
     refused("unsupported", "levels are nested", ms.chat.template,
       ("{% if a %}"):rep(100000) .. ("{% endif %}"):rep(100000))
   end)

@@ -96,6 +96,11 @@ function work.run(given, f, ...)
   limits, steps, bytes, depth, line = given, given.steps, given.bytes, 0, nil
   local ok, result = pcall(f, ...)
   if ok then return result end
+  -- Long chains of operators take levels of the stack that `work.enter` does not count.
+  if type(result) == "string" and result:find("stack overflow", 1, true) then
+    return core.refuse(("chat template, line %d: an expression is too long"):format(line or 1),
+      "unsupported")
+  end
   if getmetatable(result) ~= Fault then error(result, 0) end
   return core.refuse(result.message, result.code)
 end
