@@ -321,8 +321,10 @@ function Parser:expression()
   local value = self:condition()
   while self:take("name", "if") do
     local condition = self:condition()
+    work.enter()
     value = node(self, "choice", { condition = condition, yes = value,
       no = self:take("name", "else") and self:expression() or nil })
+    work.leave()
   end
   return value
 end
