@@ -115,6 +115,7 @@ end
 
 known.abs = { {}, function(value)
   value = a_number("abs", value)
+  if math.type(value) == "float" then return math.abs(value) end
   return value < 0 and numbers.negative(value) or value
 end }
 
