@@ -123,13 +123,15 @@ end
 function hosts.sleep(seconds) busted.sleep(seconds) end
 
 --- Waits until f() is true; an error once that counts as hanging.
----@param what string what is wrong then
+---@param what string|fun(): string what is wrong then
 ---@param f fun(): any
 ---@param every? number seconds between two calls
 function hosts.await(what, f, every)
   local begun = core.clock_ms()
   while not f() do
-    if core.clock_ms() - begun > 1e3 * HANGS then error(what, 2) end
+    if core.clock_ms() - begun > 1e3 * HANGS then
+      error(type(what) == "function" and what() or what, 2)
+    end
     hosts.sleep(every or POLL)
   end
 end
@@ -234,10 +236,28 @@ function hosts.is_over(host)
   return not seen
 end
 
+-- What is left, for a message: of each process its command, and what its threads wait in.
+local function describe_all()
+  local lines = { "processes are left:" }
+  for _, process in ipairs(named(PROGRAM)) do
+    local folder = ("/proc/%s"):format(process)
+    lines[#lines + 1] = ("%s %s"):format(process, (read(folder .. "/cmdline"):gsub("%z", " ")))
+    for thread in lfs.dir(folder .. "/task") do
+      if thread:find "^%d" then
+        local task = ("%s/task/%s"):format(folder, thread)
+        lines[#lines + 1] = ("  %s: %s, %s, system call %s"):format(read(task .. "/comm")
+          :gsub("\n", ""), read(task .. "/stat"):match "%) (%a)" or "?",
+          read(task .. "/wchan"), (read(task .. "/syscall"):gsub("\n", "")))
+      end
+    end
+  end
+  return table.concat(lines, "\n")
+end
+
 --- Waits until nothing of the program is left, on a host or on all.
 ---@param host? string
 function hosts.await_end(host)
-  hosts.await("processes are left", function() return hosts.is_over(host) end)
+  hosts.await(describe_all, function() return hosts.is_over(host) end)
 end
 
 --- Waits until f() is true of a job that has just been started. False: it has ended before.
