@@ -132,6 +132,65 @@ describe("a recipe with ms.scripts", function()
   end)
 end)
 
+-- A new file may fail long after its first step.
+describe("a watched script in ms.train", function()
+  local RECIPE <const> = [[
+local ms = require "moonshard"
+local core = require "moonshard.core"
+local cfg = ms.config(ms.scripts.options { steps = 14, resume = "never", save = true })
+local model, optimizer = ms.scripts.apply(cfg, ms.nn.gpt2 {
+  vocab = 256, context = 8, layers = 1, width = 16, heads = 2, dropout = 0.2,
+}, function(net) return ms.optim.adamw(net, { lr = 1e-2 }) end)
+local file = assert(ms.data.bytes "text")
+local result = ms.train {
+  model = model, optimizer = optimizer, steps = cfg.steps, run = "out", resume = cfg.resume,
+  data = file:loader { batch = 4, length = 8, shuffle = true },
+  save = cfg.save and { every = 1000, last = 1 } or nil,
+  after_step = function(step)
+    if step == 4 and ms.rank() == 0 and io.open "next.lua" then
+      os.rename("next.lua", "link.lua")
+      local from = core.clock_ms()                          -- files are looked at every 20 ms
+      while core.clock_ms() - from < 25 do end
+    end
+  end,
+}
+local sum = 0
+for _, p in ipairs(model:parameters()) do sum = sum + p:pow(2):sum():item() end
+ms.log("weights %.17g", sum)
+]]
+  local GOOD <const> = "return function(bucket, next) return next(bucket) end"
+  local BAD <const> = [[
+return function(bucket, next)
+  if require "moonshard".step() == 11 then error "this is wrong" end
+  return next(bucket)
+end
+]]
+
+  it("has a checkpoint from before its first step", function()
+    command.write(folder .. "/r.lua", RECIPE)
+    command.write(folder .. "/text", ("some text to learn, "):rep(50))
+    command.write(folder .. "/link.lua", GOOD)
+    local whole = command.succeed(folder, "run r.lua -n 2 hook=link.lua save=false")
+    command.remove(folder .. "/out")
+    command.write(folder .. "/next.lua", BAD)
+    local code, out, err = command.run(folder, "run r.lua -n 2 --watch hook=link.lua")
+    assert.equal(1, code, out .. err)
+    assert.matches("this is wrong", err)
+    local from = tonumber(out:match "in force from step (%d+) on")
+    assert.truthy(command.read(("%s/out/step-%08d/manifest.json"):format(folder, from)))
+    command.write(folder .. "/link.lua", GOOD)
+    local resumed = command.succeed(folder, "run r.lua -n 2 hook=link.lua resume=auto")
+    assert.matches(("resumed from out/step%%-%08d\n"):format(from), resumed)
+    assert.equal(whole:match "weights %S+", resumed:match "weights %S+")
+    -- A run that saves nothing does not begin to.
+    command.remove(folder .. "/out")
+    command.write(folder .. "/next.lua", GOOD .. " -- again")
+    out = command.succeed(folder, "run r.lua -n 2 --watch hook=link.lua save=false")
+    assert.matches("in force from step", out)
+    assert.is_nil(out:find("saved out", 1, true))
+  end)
+end)
+
 -- Small runs of the shipped recipes; each writes the options of its hook.
 describe("every training recipe takes hook=, overlap= and buckets=:", function()
   local text = ("data='%s/README.md' "):format(command.source)

@@ -530,6 +530,15 @@ local function check_optimizer(o)
   end
 end
 
+-- Before watched files are read again: a checkpoint, so that an error in one of them loses nothing.
+local function save_before_reload(self, step)
+  if not self.o.save or step == self.start or self.saved == step then return end
+  self.report:outside(function()
+    if self.early then judge_all(self) end
+    folder.save(self, step)
+  end)
+end
+
 -- Decides what the checkpoint has a say in. chosen: what its run had chosen; nil: there is none.
 local function settle(self, chosen)
   local o = self.o
@@ -561,12 +570,14 @@ function train.train(options)
     dtype = o.dtype == "f32" and "f32" or "bf16", tensorboard = o.log and o.log.tensorboard,
   }, self.lock)
   local last = self.start - 1
+  steps.before_reload = function(step) save_before_reload(self, step) end
   local before = o.attention == "fast" and (core.info().attention or {})
   for step in steps.loop(function() return o.steps end, self.start, o.graph) do
     run_step(self, step)
     if before and step == self.start then tell_of_attention(before) end
     last = step
   end
+  steps.before_reload = nil
   judge_all(self)
   local signal = last + 1 < (o.steps or math.huge) and launch.cut
   if signal then stop(self, last, signal) end

@@ -4,7 +4,9 @@ local launch = require "moonshard.base.launch"
 local log = require "moonshard.base.log"
 local tune = require "moonshard.train.tune"
 
-local steps = { ends = 0 }         -- ends: of steps, so far
+-- ends: of steps, so far. before_reload: called with the number of the step before which watched
+-- files are read again, on all ranks; nil: nothing is done there.
+local steps = { ends = 0, before_reload = nil }
 local at_end = {}    -- functions called with the step's number, before its tensors are released
 local at_leave = {}  -- functions called when a loop of steps is over
 
@@ -43,7 +45,10 @@ local function meet_requests(step)
   local watch = package.loaded["moonshard.train.watch"]
   local alone = watch and watch.ask()
   local stop, save, reload = core.comm_step(step)
-  if reload or alone then watch.reload(step) end
+  if reload or alone then
+    if steps.before_reload then steps.before_reload(step) end
+    watch.reload(step)
+  end
   launch.cut = launch.cut or stop or own
   launch.save = save ~= nil or process ~= nil and process.save_requested()
 end
