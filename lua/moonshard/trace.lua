@@ -8,6 +8,7 @@ local core = require "moonshard.core"
 local launch = require "moonshard.base.launch"
 local options_of = require "moonshard.base.options"
 local machines = require "moonshard.base.machine"
+local sorted_pairs = require "moonshard.base.sorted_pairs"
 local argument = options_of.argument
 
 local trace = {}
@@ -77,7 +78,44 @@ local function about()
   }
 end
 
--- One line for each event of this rank: names of rank and streams, tasks and waits, steps, ranges.
+-- The number of a bucket in a label.
+local function bucket_of(label) return label and math.tointeger(label:match "^bucket (%d+)") end
+
+-- For each collective of a bucket, the task that it waits for: the last one that was enqueued on
+-- the stream of its wait before it, which writes the last of the bucket's gradients. Records are in
+-- the order in which tasks were enqueued. List of { from, to }, both records.
+local function arrows(records)
+  local last, awaited, list = {}, {}, {}
+  for _, record in ipairs(records) do
+    local stream = record.stream
+    local source = awaited[stream]
+    if record.kind == "wait" then awaited[stream] = last[record.of]
+    else last[stream] = record end
+    -- Links may run other tasks between the wait and the collective.
+    if record.kind == "comm" then
+      if bucket_of(record.label) and source and record.end_ns > 0 and source.end_ns > 0 then
+        list[#list + 1] = { source, record }
+      end
+      awaited[stream] = nil
+    end
+  end
+  return list
+end
+
+-- Spans of steps: from the first start of a step's tasks to their last end. The host runs ahead, so
+-- the next step's tasks may start before the last of this one end; spans in one row must not
+-- overlap, and the next one begins where this one ends.
+local function add_steps(steps, span)
+  local before = 0
+  for number, step in sorted_pairs(steps) do
+    local from = math.max(step.from, before)
+    before = math.max(from, step.to)
+    span(("step %d"):format(number), "steps", from, before, { kind = "step", step = number })
+  end
+end
+
+-- One line for each event of this rank: names of rank and streams, tasks and waits, steps, ranges,
+-- arrows.
 local function lines_of(records, ranges)
   local rank, lines, threads, count, steps = core.rank(), {}, {}, 0, {}
   local function metadata(name, args, thread)
@@ -117,7 +155,7 @@ local function lines_of(records, ranges)
         script = record.script ~= "" and record.script or nil,
         step = record.step,
         of = record.of,
-        label = label, bucket = label and math.tointeger(label:match "^bucket (%d+)"),
+        label = label, bucket = bucket_of(label),
       })
       if record.step and record.kind ~= "wait" then
         local step = steps[record.step] or { from = record.start_ns, to = record.end_ns }
@@ -126,8 +164,16 @@ local function lines_of(records, ranges)
       end
     end
   end
-  for number, step in pairs(steps) do
-    span(("step %d"):format(number), "steps", step.from, step.to, { kind = "step", step = number })
+  add_steps(steps, span)
+  -- An end of an arrow belongs to the span around its time.
+  local function arrow_end(mark, number, record, at)
+    lines[#lines + 1] =
+      ('{"ph":%s,"pid":%d,"tid":%d,"id":"%d.%d","name":"gradients","cat":"bucket","ts":%d.%03d}')
+        :format(mark, rank, thread_of(record.stream), rank, number, at // 1000, at % 1000)
+  end
+  for i, arrow in ipairs(arrows(records)) do
+    arrow_end('"s"', i, arrow[1], (arrow[1].start_ns + arrow[1].end_ns) // 2)
+    arrow_end('"f","bp":"e"', i, arrow[2], arrow[2].start_ns)
   end
   for _, range in ipairs(ranges) do
     local from, to

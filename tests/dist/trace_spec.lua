@@ -37,6 +37,49 @@ describe("the trace of a job", function()
     return core.json_decode(command.read(folder .. "/" .. path))
   end
 
+  -- The spans of a row of a rank, in order.
+  local function row_of(events, rank, thread)
+    local list = {}
+    for _, event in ipairs(events) do
+      if event.ph == "X" and event.pid == rank and event.tid == thread then
+        list[#list + 1] = event
+      end
+    end
+    table.sort(list, function(a, b) return a.ts < b.ts end)
+    return list
+  end
+
+  -- Steps do not overlap, though tasks of two steps do. An arrow leads from inside of a task of
+  -- another row to the beginning of each collective of a bucket.
+  local function check_rows(events, rank, collectives)
+    local begun, ended, steps = {}, {}, nil
+    for _, event in ipairs(events) do
+      if event.pid == rank and event.name == "thread_name" and event.args.name == "steps" then
+        steps = row_of(events, rank, event.tid)
+      elseif event.pid == rank and event.ph == "s" then begun[event.id] = event
+      elseif event.pid == rank and event.ph == "f" then ended[event.ts] = event end
+    end
+    assert.equal(3, #steps)
+    for i = 2, 3 do
+      assert.equal(("step %d"):format(i - 1), steps[i].name)
+      -- Times are written in microseconds with three digits.
+      assert.is_true(steps[i].ts >= steps[i - 1].ts + steps[i - 1].dur - 0.01)
+    end
+    for _, collective in ipairs(collectives) do
+      local arrow = assert(ended[collective.ts], "a collective has no arrow")
+      local from = assert(begun[arrow.id])
+      assert.equal(collective.tid, arrow.tid)
+      assert.equal("e", arrow.bp)
+      assert.not_equal(from.tid, arrow.tid)
+      assert.is_true(from.ts <= arrow.ts)
+      local inside = false
+      for _, task in ipairs(row_of(events, rank, from.tid)) do
+        inside = inside or task.ts <= from.ts and from.ts <= task.ts + task.dur
+      end
+      assert.is_true(inside)
+    end
+  end
+
   local function check(events, ranks)
     local names, seen, collectives, threads, about = {}, {}, {}, {}, {}
     for _, event in ipairs(events) do
@@ -79,6 +122,7 @@ describe("the trace of a job", function()
       assert.equal("comm", collectives[rank][1].args.kind)
       assert.equal((32 * 32 + 32) * 2, collectives[rank][1].args.bytes)
       assert.equal(0, collectives[rank][1].args.step)
+      check_rows(events, rank, collectives[rank])
     end
     -- All ranks have one clock: they are in a collective at the same time.
     for i = 1, 3 do
