@@ -60,6 +60,28 @@ describe("moonshard check", function()
     assert.matches("rank 0 .*4000 bytes", command.succeed(folder, "check r.lua"))
   end)
 
+  -- More than the peak, and not exact: blocks are freed at other times in a real run.
+  it("and about what a process takes beside", function()
+    command.write(folder .. "/r.lua", [[
+      local ms = require "moonshard"
+      local model = ms.nn.gpt2 { vocab = 256, context = 16, layers = 2, width = 32, heads = 2 }
+      local optimizer = ms.optim.adamw(model, { lr = 1e-3 })
+      for _ in ms.steps(3) do
+        model(ms.zeros { 4, 16, dtype = "i64" }):sum():backward()
+        optimizer:step()
+      end
+      ms.synchronize()
+      io.stdout:write(("reserved %d\n"):format(ms.memory().reserved))
+    ]])
+    local result = core.json_decode((command.succeed(folder, "check r.lua --json")):match "{.*}")
+    assert.is_true(result.reserved_bytes[1] >= result.peak_bytes[1])
+    local reserved = tonumber(command.succeed(folder, "run r.lua"):match "reserved (%d+)")
+    assert.is_true(reserved < 2 * result.reserved_bytes[1]
+      and 2 * reserved > result.reserved_bytes[1])
+    assert.matches("a process needs more than that: its pool reserves about %d+ MiB",
+      (command.succeed(folder, "check r.lua -n 3")))
+  end)
+
   it("gpt_bytes, with validation, text and checkpoints", function()
     command.write(folder .. "/text", TEXT)
     local options = "data=text run=out steps=7 batch=4 length=32 dtype=bf16 model.layers=2 \z
