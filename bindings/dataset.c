@@ -170,6 +170,13 @@ static int loader_new(lua_State *L)
     return 1;
 }
 
+/* loader:is_masked() -> whether some tokens are no targets. */
+static int loader_is_masked(lua_State *L)
+{
+    lua_pushboolean(L, ms_loader_is_masked(ms_lua_unbox(L, 1, LOADER)));
+    return 1;
+}
+
 /* The tensors of a batch, and their handles: x, y, and positions if the loader is packed. */
 typedef struct batch_values {
     int count;
@@ -422,9 +429,13 @@ static const luaL_Reg dataset_methods[] = {
 };
 /* What a loader has is its position; the options that made it are the script's. */
 static const luaL_Reg loader_methods[] = {
-    { "next", loader_next },   { "batches", loader_batches },
-    { "state", loader_state }, { "load_state", loader_load_state },
-    { "close", loader_gc },    { NULL, NULL },
+    { "next", loader_next },
+    { "batches", loader_batches },
+    { "state", loader_state },
+    { "load_state", loader_load_state },
+    { "close", loader_gc },
+    { "is_masked", loader_is_masked },
+    { NULL, NULL },
 };
 static const luaL_Reg dataset_metamethods[] = { { "__gc", dataset_gc },
                                                 { "__close", dataset_gc },

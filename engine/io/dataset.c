@@ -1,6 +1,7 @@
 /* dataset.c: data sets: bytes of files and folders, token shards, parts of data sets. */
 #include "io/dataset.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <string.h>
 
@@ -30,6 +31,7 @@ void ms_data_release(ms_data *data)
     ms_context context = data->context;
     ms_release(&context, data->samples);
     ms_release(&context, data->labels);
+    ms_release(&context, data->masks);
     ms_release(&context, data);
 }
 
@@ -74,6 +76,7 @@ void ms_dataset_release(ms_dataset *dataset)
 /* Of this part, not of the data that it shares. */
 uint64_t ms_dataset_size(const ms_dataset *dataset) { return dataset->count; }
 bool ms_dataset_has_tokens(const ms_dataset *dataset) { return dataset->data->labels == NULL; }
+bool ms_dataset_is_masked(const ms_dataset *dataset) { return dataset->data->masks != NULL; }
 ms_bare_shards ms_dataset_bare(const ms_dataset *dataset) { return dataset->data->bare; }
 
 uint64_t ms_dataset_memory(const ms_dataset *dataset, const void **data)
@@ -81,7 +84,7 @@ uint64_t ms_dataset_memory(const ms_dataset *dataset, const void **data)
     const ms_data *held = dataset->data;
     uint64_t sample = held->labels ? (uint64_t)held->rows * held->columns + 1 : held->width;
     *data = held;
-    return held->count * sample;
+    return held->count * sample + (held->masks ? (held->count + 7) / 8 : 0);
 }
 
 /* The two parts take their references to the data together and last, when nothing can fail any
@@ -306,6 +309,56 @@ static void note_bare(ms_bare_shards *bare, const uint8_t *at, uint64_t count)
     bare->files++;
 }
 
+/* The masks of `count` tokens that come after `before` others; bits NULL: all are targets. */
+static ms_status append_mask(ms_context *context, ms_data *data, uint64_t before, uint64_t count,
+                             const uint8_t *bits)
+{
+    size_t bytes = (size_t)((before + count + 7) / 8);
+    bool is_first = data->masks == NULL;
+    ms_status status = ms_grow(context, (void **)&data->masks, &data->mask_capacity, bytes, 1);
+    if (status) return status;
+    if (is_first) memset(data->masks, 0xff, (size_t)(before + 7) / 8);
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t at = before + i;
+        uint8_t bit = (uint8_t)(1 << at % 8);
+        bool learned = !bits || bits[i / 8] >> i % 8 & 1;
+        data->masks[at / 8] =
+            (uint8_t)(learned ? data->masks[at / 8] | bit : data->masks[at / 8] & ~bit);
+    }
+    return MS_OK;
+}
+
+/* Reads NAME.mask beside NAME.bin, if it is there: a bit for each of the shard's `count` tokens,
+ * and nothing else. Shards without one have targets only. */
+static ms_status read_mask(ms_context *context, ms_data *data, const char *path, uint64_t before,
+                           uint64_t count)
+{
+    size_t length = strlen(path);
+    char *name = NULL;
+    void *bits = NULL;
+    size_t bytes = 0;
+    ms_file_info info;
+    if (length < 4 || strcmp(path + length - 4, ".bin") != 0)
+        return data->masks ? append_mask(context, data, before, count, NULL) : MS_OK;
+    ms_status status = ms_bytes_new(context, length + 2, "a path", (void **)&name);
+    if (status) return status;
+    memcpy(name, path, length - 4);
+    memcpy(name + length - 4, ".mask", 6);
+    int error = context->os->info(context->os->user, name, &info);
+    if (error && error != -ENOENT) status = ms_fail_os(context, error, "cannot open", name);
+    else if (!error) status = ms_file_read_all(context, name, (count + 7) / 8, &bits, &bytes);
+    if (!status && !error && bytes != (count + 7) / 8)
+        status = ms_fail(context, MS_ERROR_CORRUPT,
+                         "'%s' has %zu bytes, and the mask of the %" PRIu64
+                         " tokens of '%s' has %" PRIu64,
+                         name, bytes, count, path, (count + 7) / 8);
+    if (!status && (!error || data->masks))
+        status = append_mask(context, data, before, count, bits);
+    ms_release(context, bits);
+    ms_release(context, name);
+    return status;
+}
+
 /* All shards of a data set have one width: the samples are a single array that the loader
  * indexes. */
 static ms_status append_shard(ms_context *context, ms_data *data, const char *path)
@@ -328,6 +381,7 @@ static ms_status append_shard(ms_context *context, ms_data *data, const char *pa
         status = append_file(context, data, file, path, shard.begin, shard.end);
         if (!status && shard.begin == 0 && data->count > before)
             note_bare(&data->bare, data->samples + before * shard.width, data->count - before);
+        if (!status) status = read_mask(context, data, path, before, data->count - before);
     }
     ms_file_close(context, file);
     return status;

@@ -13,8 +13,11 @@ typedef struct ms_data {
     atomic_uint references;
     uint8_t *samples; /* tokens of `width` bytes, or images of rows * columns bytes */
     uint8_t *labels;  /* of images; NULL: tokens */
-    size_t capacity;  /* bytes of samples, while they are collected */
-    uint64_t count;   /* tokens or images */
+    /* A bit a token, from the lowest of each byte on: 1 means that it is a target. NULL: all are.
+     */
+    uint8_t *masks;
+    size_t capacity, mask_capacity; /* bytes of samples and masks, while they are collected */
+    uint64_t count;                 /* tokens or images */
     uint32_t width, rows, columns;
     ms_bare_shards bare;
 } ms_data;

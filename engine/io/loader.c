@@ -139,6 +139,16 @@ static void fill_positions(const int64_t *tokens, uint32_t count, int64_t end_of
     }
 }
 
+/* The targets that begin at `first` and are none by the mask become -100, which the loss passes
+ * over. */
+static void leave_out(const uint8_t *masks, uint64_t first, uint32_t count, int64_t *y)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t at = first + i;
+        if (!(masks[at / 8] >> at % 8 & 1)) y[i] = -100;
+    }
+}
+
 /* Writes one sample. For tokens, y is x one token later, which is why a sample needs length + 1
  * tokens. y is the same where documents are packed: after the end of a text, the model learns how
  * texts begin. */
@@ -156,6 +166,7 @@ static void fill_row(const ms_loader *loader, uint64_t epoch, uint64_t position,
     uint64_t begin = dataset->first + epoch_offset(loader, epoch) + sample * loader->options.length;
     widen_tokens(data->samples + begin * data->width, data->width, loader->options.length, x);
     widen_tokens(data->samples + (begin + 1) * data->width, data->width, loader->options.length, y);
+    if (data->masks) leave_out(data->masks, begin + 1, loader->options.length, y);
     if (loader->options.packed)
         fill_positions(x, loader->options.length, loader->options.end_of_text, positions);
 }
@@ -382,6 +393,7 @@ uint32_t ms_loader_rows(const ms_loader *loader)
 }
 
 bool ms_loader_is_packed(const ms_loader *loader) { return loader->options.packed; }
+bool ms_loader_is_masked(const ms_loader *loader) { return ms_dataset_is_masked(loader->dataset); }
 
 /* shape[2] is 0 for tokens, which have two dimensions. */
 uint32_t ms_loader_shape(const ms_loader *loader, uint32_t rows, ms_dtype *dtype, int64_t shape[3])

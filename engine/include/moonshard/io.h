@@ -187,7 +187,9 @@ typedef struct ms_dataset ms_dataset;
 MS_API ms_status ms_dataset_bytes(ms_context *context, const char *const *paths, uint32_t count,
                                   ms_dataset **out);
 /* Token shards, one after the other: those of llm.c (a header of 1,024 bytes, then u16 or u32) or
- * of nanoGPT (u16 and nothing else). */
+ * of nanoGPT (u16 and nothing else). A file NAME.mask beside NAME.bin has a bit a token, from the
+ * lowest of each byte on: where it is 0, the token is no target, and -100 in y of a batch. Without
+ * such a file all tokens are targets. */
 MS_API ms_status ms_dataset_tokens(ms_context *context, const char *const *paths, uint32_t count,
                                    ms_dataset **out);
 /* MNIST's idx files, plain or compressed by gzip: images u8 [n, rows, columns], labels u8 [n]. */
@@ -197,6 +199,8 @@ MS_API ms_dataset *ms_dataset_retain(ms_dataset *dataset);
 MS_API void ms_dataset_release(ms_dataset *dataset);        /* NULL is allowed */
 MS_API uint64_t ms_dataset_size(const ms_dataset *dataset); /* tokens or images */
 MS_API bool ms_dataset_has_tokens(const ms_dataset *dataset);
+/* Whether it was read with a mask. */
+MS_API bool ms_dataset_is_masked(const ms_dataset *dataset);
 /* What of the data, of which a split may be a part, comes from shards without a header: nothing in
  * such a file says that it is one. */
 typedef struct ms_bare_shards {
@@ -229,9 +233,10 @@ typedef struct ms_loader_state {
     uint64_t seed, epoch, position, samples;
 } ms_loader_state;
 
-/* Host memory of one rank's part of a batch. Tokens: x and y i64 [rows, length], y one token later.
- * Images: x f32 [rows, height, width] in 0 .. 1, y i64 [rows]. Packed: positions i64 of x's shape
- * and bytes, from 0 at the start of each row and after each end of text in x; else NULL. */
+/* Host memory of one rank's part of a batch. Tokens: x and y i64 [rows, length], y one token later
+ * and -100 where it is no target. Images: x f32 [rows, height, width] in 0 .. 1, y i64 [rows].
+ * Packed: positions i64 of x's shape and bytes, from 0 at the start of each row and after each end
+ * of text in x; else NULL. */
 typedef struct ms_batch {
     void *x, *y, *positions;
     size_t x_bytes, y_bytes;
@@ -252,6 +257,7 @@ MS_API uint32_t ms_loader_shape(const ms_loader *loader, uint32_t rows, ms_dtype
                                 int64_t shape[3]);
 MS_API uint32_t ms_loader_rows(const ms_loader *loader); /* of one rank in a full batch */
 MS_API bool ms_loader_is_packed(const ms_loader *loader);
+MS_API bool ms_loader_is_masked(const ms_loader *loader);
 /* The next batch, without end: after an epoch's last sample comes the next epoch's first. It is
  * valid until the next call on this loader. A thread, started by the first call, prepares
  * batches. */

@@ -4,6 +4,7 @@ local core = require "moonshard.core"
 local launch = require "moonshard.base.launch"
 local live = require "moonshard.base.status_line"
 local switches = require "moonshard.cli.switches"
+local tokenize_chat = require "moonshard.cli.tokenize_chat"
 local tokenizer_files = require "moonshard.tokenizer.files"
 local sorted_pairs = require "moonshard.base.sorted_pairs"
 
@@ -38,7 +39,8 @@ local function files_of(paths)
   return files
 end
 
--- The shards of this name that exist, and what a run that was killed has left of others.
+-- The shards of this name that exist, and what a run that was killed has left of others: masks are
+-- written before their shards.
 local function shards_of(name)
   local folder, base = name:match "^(.*)/([^/]*)$"
   folder, base = folder == "" and "/" or folder or ".", base or name
@@ -47,6 +49,10 @@ local function shards_of(name)
     local tail = file:sub(1, #base) == base and file:match("^_%d%d%d%d%d%.bin(.*)$", #base + 1)
     if tail == "" then found[#found + 1] = folder .. "/" .. file
     elseif tail and tail:match "^%.tmp%-" then left[#left + 1] = folder .. "/" .. file end
+    local stem = file:sub(1, #base) == base and file:match("^_%d%d%d%d%d%.mask", #base + 1)
+    if stem and not core.exists(folder .. "/" .. file:gsub("%.mask.*$", ".bin")) then
+      left[#left + 1] = folder .. "/" .. file
+    end
   end
   return found, left
 end
@@ -90,6 +96,9 @@ local function made_of(parsed, files, tokenizer, end_id, hash)
     tostring(end_id), parsed.special }
   lines[#lines + 1] = hash
   if parsed.field then lines[#lines + 1] = "field " .. parsed.field end
+  if parsed.chat then
+    lines[#lines + 1] = ("chat %s %s"):format(parsed.template_hash, parsed.date or "")
+  end
   for _, file in ipairs(files) do
     lines[#lines + 1] = ("%s %d %d"):format(file.path, file.bytes, file.modified)
   end
@@ -97,8 +106,12 @@ local function made_of(parsed, files, tokenizer, end_id, hash)
 end
 
 -- The token that ends documents, by the switch or the tokenizer's files; nil: none.
-local function end_of_text(parsed, tokenizer)
+local function end_of_text(parsed, tokenizer, files)
   if parsed.end_of_text == "none" then return nil end
+  if parsed.end_of_text == "auto" and parsed.chat then
+    return tokenize_chat.end_of_text({ tokenizer = tokenizer, template = parsed.template,
+      date = parsed.date }, files)
+  end
   if parsed.end_of_text == "auto" then
     return tokenizer:eos() or tokenizer:id "<|endoftext|>"
   end
@@ -129,19 +142,38 @@ local function members_of(path)
   return #names > 0 and table.concat(names, ", ") or nil
 end
 
--- Lines of JSON need the name of a member, and text has none.
-local function check_field(files, field)
+-- Lines of JSON need the name of a member, or --chat; text has neither.
+local function check_field(files, field, has_chats)
   for _, file in ipairs(files) do
+    if has_chats and not file.path:match "%.jsonl$" then
+      launch.exit(2, ("--chat: '%s' is not named *.jsonl, and its lines would not be read as \z
+        JSON"):format(file.path))
+    end
+  end
+  for _, file in ipairs(has_chats and {} or files) do
     local lines = file.path:match "%.jsonl$"
     if lines and not field then
       local members = members_of(file.path)
       launch.exit(2, ("'%s' is a file of JSON lines: --field NAME says which member of each line \z
-        is the text%s"):format(file.path, members and " (the first line has " .. members .. ")"
-        or ""))
+        is the text%s, or --chat that each is a conversation"):format(file.path,
+        members and " (the first line has " .. members .. ")" or ""))
     elseif field and not lines then
       launch.exit(2, ("--field %s: '%s' is not named *.jsonl, and its lines would not be read as \z
         JSON"):format(field, file.path))
     end
+  end
+end
+
+-- What --chat does not go with, and what is of --chat only.
+local function check_chat(parsed)
+  local other = parsed.field and "--field" or parsed.special ~= "text" and "--special"
+    or parsed.threads and "--threads"
+  if parsed.chat and other then
+    launch.exit(2, ("tokenize: --chat beside %s: leave one of the two out"):format(other))
+  elseif parsed.date and not parsed.chat then
+    launch.exit(2, "tokenize: --date is what a chat template writes: give --chat, too")
+  elseif parsed.date and not parsed.date:match "^%d%d%d%d%-%d%d%-%d%d$" then
+    launch.exit(2, ("tokenize: --date %s: it is YYYY-MM-DD"):format(parsed.date))
   end
 end
 
@@ -152,11 +184,15 @@ end
 local function earlier_of(path, name, description, force, before)
   local text = core.file_read(path)
   local shards, left = shards_of(name)
-  if text then
+  if text or force then
     for _, file in ipairs(left) do demand(core.remove(file)) end
   end
   if force then
-    for _, shard in ipairs(shards) do demand(core.remove(shard)) end
+    for _, shard in ipairs(shards) do
+      demand(core.remove(shard))
+      local mask = shard:gsub("%.bin$", ".mask")
+      if core.exists(mask) then demand(core.remove(mask)) end
+    end
     return nil
   end
   if not text then
@@ -172,6 +208,10 @@ local function earlier_of(path, name, description, force, before)
   if earlier.tokenizer ~= description.tokenizer then
     launch.exit(3, ("'%s' is of the tokenizer '%s', not '%s': choose another name, or --force")
       :format(path, earlier.tokenizer, description.tokenizer))
+  end
+  if (earlier.chat or false) ~= (description.chat or false) then
+    launch.exit(3, ("'%s' is of %s: choose another name, or --force"):format(path,
+      earlier.chat and "conversations" or "no conversations"))
   end
   if earlier.field ~= description.field then
     launch.exit(3, ("'%s' is of %s, not %s: choose another name, or --force"):format(path,
@@ -232,6 +272,23 @@ local function counted(count, what)
   return ("%d %s%s"):format(count, what, count == 1 and "" or "s")
 end
 
+-- Makes the shards of conversations; returns bytes of lines, and seconds.
+local function run_chats(tokenizer, shards, how, total)
+  local began = core.clock_ms()
+  local show = progress(total, began)
+  local all, learned = tokenize_chat.run(shards, {
+    tokenizer = tokenizer, template = how.template, date = how.date, end_id = how.end_of_text,
+    token_bytes = how.token_bytes,
+  }, show)
+  show(total, true)
+  live.finish()
+  if #shards > 0 then
+    print(("%s of these tokens are learned, %.0f%%"):format(counted(learned, "token"),
+      100 * learned / math.max(all, 1)))
+  end
+  return total, (core.clock_ms() - began) / 1000
+end
+
 -- Runs the shards; returns bytes of text.
 local function run(tokenizer, shards, how, total)
   local began = core.clock_ms()
@@ -267,6 +324,12 @@ function tokenize.parser()
     the tokenizer names)"):argname "TOKEN":default "auto":show_default(false)
   parser:option("--field", "files are named *.jsonl and have a JSON object in each line; its \z
     member NAME is a document (default: files are text)"):argname "NAME"
+  parser:flag("--chat", "each line of the .jsonl is a conversation: messages, or prompt and \z
+    completion; the tokenizer's chat template writes it, and NAME_00000.mask and so on say which \z
+    tokens are an assistant's, to be learned")
+  parser:option("--date", "with --chat: the date that the template writes, YYYY-MM-DD (default: \z
+    none)")
+    :argname "DATE"
   parser:option("--special", "what names of special tokens in the files become: text, or the \z
     tokens (parse), as where a file has many documents (default: text)"):choices { "text", "parse" }
     :default "text":show_default(false)
@@ -277,7 +340,7 @@ end
 
 -- Makes the shards that are not there; returns what NAME.json says of all.
 local function make_shards(parsed, tokenizer, description, files, before)
-  local shards, total = plan_of(files, parsed.out, parsed.field)
+  local shards, total = plan_of(files, parsed.out, parsed.field or parsed.chat)
   local path, left, bytes = parsed.out .. ".json", {}, 0
   local earlier = earlier_of(path, parsed.out, description, parsed.force, before)
   for _, shard in ipairs(shards) do
@@ -287,10 +350,10 @@ local function make_shards(parsed, tokenizer, description, files, before)
     end
   end
   write_description(path, description)
-  local done, seconds = run(tokenizer, left, {
+  local done, seconds = (parsed.chat and run_chats or run)(tokenizer, left, {
     token_bytes = description.token_bytes, end_of_text = description.end_of_text,
     threads = parsed.threads or core.info().cores, parse = parsed.special == "parse",
-    field = parsed.field,
+    field = parsed.field, template = parsed.template, date = parsed.date,
   }, bytes)
   description.shards, description.tokens, description.bytes = core.json_list {}, 0, total
   for i, shard in ipairs(shards) do
@@ -326,8 +389,12 @@ function tokenize.main(arguments)
   local tokenizer, message = ms.tokenizer.load(parsed.tokenizer, { pattern = parsed.pattern })
   demand(tokenizer, message)
   local files = files_of(parsed.files)
-  check_field(files, parsed.field)
-  local end_id = end_of_text(parsed, tokenizer)
+  check_chat(parsed)
+  check_field(files, parsed.field, parsed.chat)
+  if parsed.chat then
+    parsed.template, parsed.template_hash = tokenize_chat.template(tokenizer)
+  end
+  local end_id = end_of_text(parsed, tokenizer, files)
   if not end_id and parsed.end_of_text ~= "none" then
     print "no end of text: documents are not separated; --end-of-text TOKEN"
   end
@@ -341,7 +408,7 @@ function tokenize.main(arguments)
     tokenizer = parsed.tokenizer, tokenizer_path = from_root(parsed.tokenizer),
     tokenizer_hash = hash, pattern = parsed.pattern, vocab_size = tokenizer:vocab_size(),
     token_bytes = tokenizer:vocab_size() <= 65536 and 2 or 4, end_of_text = end_id,
-    field = parsed.field,
+    field = parsed.field, chat = parsed.chat, date = parsed.date,
     made_of = made_of(parsed, files, tokenizer, end_id, hash), complete = false,
   }, files, made_of(parsed, files, tokenizer, end_id))
   return 0

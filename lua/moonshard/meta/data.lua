@@ -123,7 +123,9 @@
 --- i64 [batch / ranks, length], the place of each token of x in its document: 0 at the start of
 --- each row and after each end of text, which itself belongs to the document that it ends. No
 --- target is left out: after an end of text, y is the first token of the next document, from which
---- the model learns how documents begin.
+--- the model learns how documents begin. Where the shards have masks (`moonshard tokenize --chat`:
+--- a file NAME.mask beside NAME.bin, a bit a token), y is -100 for tokens that are no targets, and
+--- `ms.train` takes the mean over the others, also over ranks and passes.
 --- ```lua
 --- local file = assert(io.open("text.txt", "w"))
 --- file:write(("abcde"):rep(10))
@@ -140,6 +142,15 @@
 --- positions --> { { 0, 1, 2, 3, 0, 1, 2, 3 } }
 --- ```
 ---@field next fun(self): ms.Tensor, ms.Tensor, ms.Tensor?
+--- Whether masks beside the shards leave out some targets.
+--- ```lua
+--- local file = assert(io.open("text.txt", "w"))
+--- file:write(("abcde"):rep(10))
+--- file:close()
+--- local batch = ms.world_size()
+--- assert(ms.data.bytes "text.txt"):loader({ batch = batch, length = 3 }):is_masked() --> false
+--- ```
+---@field is_masked fun(self): boolean
 --- ```lua
 --- local file = assert(io.open("text.txt", "w"))
 --- file:write(("abcde"):rep(10))

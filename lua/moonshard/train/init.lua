@@ -143,11 +143,17 @@ local function group_of_means(self)
   return s and s.group or self.o.by_hand and self.world or nil
 end
 
+-- Whether all targets of a loader's batches count. Of other data that is not known.
+local function counts_all(loader)
+  return type(loader) == "userdata" and not loader:is_masked()
+end
+
 -- The batches of a step, where their targets must be counted before the first pass. A loader's
--- batches have equally many, which all count; with a function loss, weights come with the losses.
+-- batches have equally many, which all count unless its shards have masks; with a function loss,
+-- weights come with the losses.
 local function count_targets(self, step_weights)
   local o = self.o
-  if o.loss or type(o.data) == "userdata" then return end
+  if o.loss or counts_all(o.data) then return end
   local batches, counts = {}, {}
   for i = 1, o.accumulate do
     batches[i] = table.pack(self.next_batch())
@@ -303,7 +309,7 @@ end
 -- the targets that count, or rows.
 local function weighted_loss(self, loss, y, weight)
   local o = self.o
-  if weight == nil and not o.loss and type(o.valid) ~= "userdata" then
+  if weight == nil and not o.loss and not counts_all(o.valid) then
     weight = weights.counted(y)
   end
   if weight == nil then weight = #y end
