@@ -40,6 +40,7 @@ local launch = {
   saved = false,         -- a checkpoint was started after a request to stop
   owns_state = false,    -- the program made this Lua state; one of an application is left alone
   log_every = nil,       -- --log-every
+  tensorboard = false,   -- --tensorboard
   -- `moonshard check`: nothing is written or printed, and values are zeros that decide nothing
   checking = false,
   sharded = nil,         -- where `moonshard check` runs: the groups of sharded models

@@ -58,6 +58,8 @@ function run.parser()
     ranks before the same step")
   parser:option("--log-every", "steps between two lines (default: 1 on a terminal; else the \z
     first 10, then one every 10 s or 1% of the steps)"):argname "STEPS":convert(switches.count)
+  parser:flag("--tensorboard", "also write event files for TensorBoard, in the run's folder \z
+    tensorboard/: the numbers of the step line, validations, samples")
   parser:mutex(
     parser:flag("--tune", "on a GPU: after the third step, time algorithms of the library of \z
       products that have no choice yet, and keep the choices in a file (MOONSHARD_TUNED, or \z
@@ -110,6 +112,7 @@ function run.main(arguments)
   end
   switches.apply(parsed)
   launch.log_every = parsed.log_every
+  launch.tensorboard = parsed.tensorboard or false
   launch.tune = parsed.tune and "yes" or parsed.no_tune and "no" or nil
   if parsed.watch then require "moonshard.train.watch".on = true end
   if process and not parsed.help then process.watch_signals(parsed.grace) end

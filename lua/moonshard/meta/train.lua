@@ -68,8 +68,13 @@
 ---@field sample? ms.SampleOptions|{ every?: integer, seconds?: number, run: fun(model: ms.Module): string }
 --- Checkpoints, one each `every` steps. The newest
 --- `last` stay (all unless given), and those whose step divides by keep_every. Damaged ones do not
---- count.
----@field save? { every: integer, last?: integer, keep_every?: integer }
+--- count. best = "valid": one more after each validation whose loss is the least so far; the one of
+--- the best validation stays, and `best` of the result names it. A resumed run knows the best one.
+---@field save? { every: integer, last?: integer, keep_every?: integer, best?: "valid" }
+--- Ends the run early, as if it had so many steps: after `patience` validations in a row whose loss
+--- is not below the least one before, or when the function, which gets the step and the values of
+--- each validation, gives true. What it gives on rank 0 holds for all ranks.
+---@field stop? { patience: integer }|fun(step: integer, values: table<string, number>): boolean?
 ---@field log_every? integer           steps between two lines; unless given, as ms.report says
 --- tensorboard: true also writes event files for TensorBoard, in the run's folder tensorboard/: the
 --- numbers of metrics.jsonl and the samples; histograms: in each so-manieth step also histograms of
@@ -112,6 +117,9 @@
 ---@field valid? table<string, number>   the last evaluation
 ---@field tokens_per_second number
 ---@field run string                   the run's folder
+--- The validation with the least loss, after `step` steps; path: of its checkpoint, with
+--- save.best. nil: there was no validation with a finite loss.
+---@field best? { loss: number, step: integer, path?: string }
 --- On rank 0, why the last checkpoint is not on disk; nil if it is. A program of `moonshard run`
 --- then ends with exit code 3.
 ---@field lost_save? string

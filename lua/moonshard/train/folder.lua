@@ -119,7 +119,8 @@ local function chosen_by(path)
   local manifest = store.read_manifest(path)
   local ok, chosen = pcall(values_of.decode, manifest and manifest.values.chosen, function() end)
   if not ok or type(chosen) ~= "table" then return nil end
-  return { steps = math.tointeger(chosen.steps), dtype = chosen.dtype }
+  return { steps = math.tointeger(chosen.steps), dtype = chosen.dtype, best = chosen.best,
+    stopped = math.tointeger(chosen.stopped) }
 end
 
 -- Loads the checkpoint into model, optimizer and the other things. If the user has not named a
@@ -225,7 +226,8 @@ function folder.settle(self, wait)
   log.log("saved %s", path)
   local save = self.o.save
   if save and save.last and core.rank() == 0 then
-    history.prune(self.run, self.saved, save.last, save.keep_every)
+    history.prune(self.run, self.saved, save.last, save.keep_every,
+      save.best and self.best and self.best.step)
   end
 end
 
@@ -238,7 +240,8 @@ function folder.save(self, step)
   folder.settle(self, true)
   local things = things_of(self)
   things.step = step
-  things.chosen = { steps = self.o.steps, dtype = self.o.dtype }
+  things.chosen = { steps = self.o.steps, dtype = self.o.dtype, best = self.best,
+    stopped = self.stopped }
   local path, message = checkpoint.save(self.run, things)
   self.saved, self.committed, self.saving, self.lost = step, false, path, message
   if not path then warn_once("the checkpoint of step %d was not saved: %s", step, message) end

@@ -56,10 +56,11 @@ end
 ---@param newest integer step of the checkpoint that was just committed; it is never removed
 ---@param last integer
 ---@param keep_every? integer
-function history.prune(run, newest, last, keep_every)
+---@param best? integer step of one that stays in any case, and does not count
+function history.prune(run, newest, last, keep_every, best)
   local kept = 0
   for _, one in ipairs(store.list(run)) do
-    if one.step <= newest then
+    if one.step <= newest and (one.step ~= best or one.step == newest) then
       if kept < last then
         if one.step == newest or store.judge(one.path) then kept = kept + 1 end
       elseif not (keep_every and one.step % keep_every == 0) then

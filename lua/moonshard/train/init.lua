@@ -16,6 +16,7 @@ local vocabulary = require "moonshard.tokenizer.vocabulary"
 local sorted_pairs = require "moonshard.base.sorted_pairs"
 local optim = require "moonshard.optim"
 local alone = require "moonshard.nn.alone"
+local best = require "moonshard.train.best"
 local step_owners = require "moonshard.parallel.overlap.step_owners"
 local overlap = require "moonshard.parallel.overlap"
 local report = require "moonshard.train.report"
@@ -414,21 +415,35 @@ local function check_replicas(self, step)
   replicas.check(("train: after step %d"):format(step), found, self.world)
 end
 
+-- What comes after a step. A validation may stop the run, which makes this step the last one.
+local function due_after(self, step)
+  local o, last = self.o, (self.o.steps or math.huge) - 1
+  local sampled = self.sample_steps and self.sample_steps[step]
+  local what = {
+    validates = o.valid and o.eval and due(o.eval.every, step, last),
+    samples = o.sample and (due(o.sample.every, step, last)
+      or o.sample.seconds and (step == last or sampled)),
+    saves = o.save and due(o.save.every, step, last) or launch.save,
+  }
+  what.compares = not what.saves and due(o.check_replicas, step)
+  return what
+end
+
 -- Validation, samples and checkpoints after a step; they do not count in the step's time.
 local function after(self, step)
-  local o, last = self.o, (self.o.steps or math.huge) - 1
   folder.settle(self, false)
-  local validates = o.valid and o.eval and due(o.eval.every, step, last)
-  local samples = o.sample and (due(o.sample.every, step, last)
-    or o.sample.seconds and (step == last or self.sample_steps and self.sample_steps[step]))
-  local saves = o.save and due(o.save.every, step, last) or launch.save
-  local compares = not saves and due(o.check_replicas, step)
-  if not (validates or samples or saves or compares) then return end
+  local what, save = due_after(self, step), self.o.save
+  if not (what.validates or what.samples or what.saves or what.compares) then return end
   self.report:outside(function()
-    if compares then check_replicas(self, step) end
-    if validates then validate_and_tell(self, step) end
-    if samples then sample(self) end
-    if saves then
+    if what.compares then check_replicas(self, step) end
+    if what.validates then
+      validate_and_tell(self, step)
+      local is_best = best.judge(self, step)
+      what = due_after(self, step)
+      what.saves = what.saves or is_best and save and save.best
+    end
+    if what.samples then sample(self) end
+    if what.saves then
       if self.early then judge_all(self) end
       folder.save(self, step + 1)
     end
@@ -548,10 +563,21 @@ end
 -- Decides what the checkpoint has a say in. chosen: what its run had chosen; nil: there is none.
 local function settle(self, chosen)
   local o = self.o
-  self.chosen = chosen
+  self.chosen, self.best = chosen, chosen and chosen.best
   o.dtype, self.dtype_why = dtypes.settle(self.dtype_asked, chosen and chosen.dtype)
   if self.early then settings.check_early(o, self.early) end
   self.scaler = o.dtype == "f16" and optim.scaler() or nil
+end
+
+-- The best validation, with the path of its checkpoint where there is one.
+local function best_of(self)
+  local known, save = self.best, self.o.save
+  if not known or known.step == 0 then return nil end
+  local path = ("%s/step-%08d"):format(self.run, known.step)
+  if save and save.best then
+    log.log("best validation loss %.4f, after %d steps: %s", known.loss, known.step, path)
+  end
+  return { loss = known.loss, step = known.step, path = save and save.best and path or nil }
 end
 
 ---@param options ms.TrainOptions
@@ -573,7 +599,8 @@ function train.train(options)
   settings.show(self, length.begin(self))
   self.report = report.report({
     run = self.run, total = o.steps, every = o.log_every,
-    dtype = o.dtype == "f32" and "f32" or "bf16", tensorboard = o.log and o.log.tensorboard,
+    dtype = o.dtype == "f32" and "f32" or "bf16",
+    tensorboard = o.log and o.log.tensorboard or launch.tensorboard,
   }, self.lock)
   local last = self.start - 1
   steps.before_reload = function(step) save_before_reload(self, step) end
@@ -598,7 +625,7 @@ function train.train(options)
   local final = self.report.last and self.report.last.values or {}
   return {
     step = last, loss = final.loss, valid = self.valid, tokens_per_second = final.tok_s,
-    run = self.run, lost_save = self.lost,
+    run = self.run, lost_save = self.lost, best = best_of(self),
   }
 end
 

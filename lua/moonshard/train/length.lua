@@ -56,7 +56,11 @@ function length.begin(self)
   local o = self.o
   local saved = self.chosen and self.chosen.steps
   self.times_steps = not core.is_sim() and (not o.steps or o.sample and o.sample.seconds ~= nil)
-  if o.steps then
+  local stopped = o.stop and self.chosen and self.chosen.stopped
+  if stopped then
+    set(self, stopped)
+    return ("%d, where the run has stopped"):format(stopped)
+  elseif o.steps then
     set(self, o.steps)
     return tostring(o.steps)
   elseif saved then

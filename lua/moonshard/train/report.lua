@@ -166,7 +166,8 @@ function report.report(options, has_lock)
   local first = core.rank() == 0  -- only rank 0 writes; the others compute the same values
   local self = setmetatable({
     run = options.run, tokens = options.tokens, every = launch.log_every or options.every,
-    total = options.total, tensorboard = options.tensorboard and not launch.checking,
+    total = options.total,
+    tensorboard = (options.tensorboard or launch.tensorboard) and not launch.checking,
     terminal = first and live.is_terminal(),
     wire = wire_bytes(), flops = core.flops(), before = core.clock_ms(), times = {}, reported = 0,
   }, Report)

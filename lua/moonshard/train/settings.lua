@@ -18,7 +18,7 @@ local known = {
   on_nan = "string", things = "table", before_step = "function", after_backward = "function",
   after_step = "function", on_eval = "function", log_every = "count", log = "table",
   graph = "boolean", attention = "string", check_replicas = "count",
-  by_hand = "boolean",
+  by_hand = "boolean", stop = { "table", "function" },
 }
 
 local parts = {
@@ -28,7 +28,7 @@ local parts = {
     temperature = "number", run = "function", tokenizer = "tokenizer",
   },
   log = { tensorboard = "boolean", histograms = "count" },
-  save = { every = "integer", last = "count", keep_every = "count" },
+  save = { every = "integer", last = "count", keep_every = "count", best = "string" },
 }
 
 local choices = { dtype = { "f32", "bf16", "f16", "auto" }, on_nan = { "stop", "skip", "ignore" },
@@ -142,7 +142,20 @@ function settings.check(options)
     check_sample(o)
   end
   if o.clip and not (o.clip > 0) then core.raise("train: clip must be above 0") end
-  if o.log and o.log.histograms and not o.log.tensorboard then
+  if o.save and o.save.best and o.save.best ~= "valid" then
+    core.raise(("train: save.best is \"valid\", the least validation loss, not '%s'")
+      :format(o.save.best))
+  end
+  if type(o.stop) == "table" then
+    check_table(o.stop, { patience = "count" }, "stop.")
+    if not o.stop.patience then core.raise "train: the option stop.patience is missing" end
+  end
+  for name, given in pairs { ["save.best"] = o.save and o.save.best, stop = o.stop } do
+    if given and not (o.eval and o.valid) then
+      core.raise(("train: %s needs eval and valid: validations decide"):format(name))
+    end
+  end
+  if o.log and o.log.histograms and not (o.log.tensorboard or launch.tensorboard) then
     core.raise("train: log.histograms needs log.tensorboard = true, which writes them")
   end
   if o.eval and not o.valid then
