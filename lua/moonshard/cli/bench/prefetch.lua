@@ -97,7 +97,8 @@ local function computing(c, tools, units)
 end
 
 -- What a step sends over a link, in milliseconds: a rank sends its shard to each other rank in a
--- gather, and as much in a reduction. The root is gathered once a step, other units twice.
+-- gather, and as much in a reduction. The root is gathered once, first of all, and reduced last;
+-- other units are gathered twice.
 local function sent(parsed, tools)
   local model = new_model(tools.configs[parsed.config], {}, parsed.units)
   local link, others = parsed.link or {}, require "moonshard".world_size() - 1
@@ -106,9 +107,11 @@ local function sent(parsed, tools)
     local bytes = others * unit.shard_bytes
     local one = (link.latency_ns or 0) / 1e6
       + (link.bytes_per_second and bytes / link.bytes_per_second * 1e3 or 0)
-    result.forward_ms = result.forward_ms + one
-    result.backward_ms = result.backward_ms + (unit.index == 0 and 1 or 2) * one
-    if unit.index == 0 then result.first_ms, result.last_ms = one, one end
+    if unit.index == 0 then result.first_ms, result.last_ms = one, one
+    else
+      result.forward_ms = result.forward_ms + one
+      result.backward_ms = result.backward_ms + 2 * one
+    end
   end
   model:unwrap()
   return result
