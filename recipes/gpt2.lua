@@ -37,6 +37,9 @@ local cfg = ms.config(ms.scripts.options {
   steps      = { 20000, help = "optimizer steps" },
   batch      = { 4, help = "sequences of a pass" },
   accumulate = { 8, help = "passes of a step" },
+  global_batch = {
+    0, replaces = "accumulate", help = "sequences of a step, instead of accumulate",
+  },
   length     = { 1024, help = "tokens of a sequence" },
   lr         = { 6e-4, help = "peak learning rate" },
   warmup     = { 700, help = "steps until the peak" },
@@ -127,7 +130,7 @@ local function loader(set, shuffle)
 end
 
 local result = ms.train {
-  model = model, optimizer = optimizer, steps = cfg.steps, accumulate = cfg.accumulate,
+  model = model, optimizer = optimizer, steps = cfg.steps, accumulate = ms.scripts.passes(cfg),
   clip = clip, dtype = cfg.dtype, graph = cfg.graph, attention = cfg.attention,
   data = loader(train, true), valid = loader(valid, false),
   eval = { every = cfg.every.eval, batches = 20 },

@@ -37,6 +37,9 @@ local cfg = ms.config(ms.scripts.options {
   steps      = { 2000, help = "optimizer steps" },
   batch      = { 8, help = "sequences of a pass" },
   accumulate = { 1, help = "passes of a step" },
+  global_batch = {
+    0, replaces = "accumulate", help = "sequences of a step, instead of accumulate",
+  },
   length     = { 256, help = "tokens of a sequence" },
   lr         = { 1e-3, help = "peak learning rate" },
   warmup     = { 100, help = "steps until the peak" },
@@ -119,7 +122,7 @@ local function loader(set, shuffle)
 end
 
 local result = ms.train {
-  model = model, optimizer = optimizer, steps = cfg.steps, accumulate = cfg.accumulate,
+  model = model, optimizer = optimizer, steps = cfg.steps, accumulate = ms.scripts.passes(cfg),
   clip = clip, dtype = cfg.dtype, graph = cfg.graph, attention = cfg.attention,
   data = loader(train, true), valid = loader(valid, false),
   eval = { every = cfg.every.eval, batches = 20 },

@@ -132,6 +132,29 @@ describe("a recipe with ms.scripts", function()
   end)
 end)
 
+describe("global_batch=", function()
+  it("sets the passes of a step, and batch stays what a pass has", function()
+    local recipe = ("run '%s/recipes/llama.lua' data='%s/README.md' bytes=true vocab=256 steps=2 \z
+      length=16 dtype=f32 model.layers=1 model.width=32 model.heads=2 model.kv_heads=1 \z
+      every.eval=0 every.sample=0 every.save=0 batch=4 "):format(command.source, command.source)
+    local function losses(options, run)
+      command.succeed(folder, recipe .. options .. " run=" .. run)
+      local list = {}
+      for i, line in ipairs(command.metrics(folder .. "/" .. run)) do list[i] = line.loss end
+      return list
+    end
+    assert.same(losses("accumulate=3", "a"), losses("global_batch=12", "b"))
+    for options, message in pairs {
+      ["global_batch=10"] = "take a multiple of it", ["global_batch=2"] = "take a multiple of it",
+      ["global_batch=8 accumulate=2"] = "global_batch and accumulate are both given",
+    } do
+      local code, _, err = command.run(folder, recipe .. options)
+      assert.equal(2, code, err)
+      assert.truthy(err:find(message, 1, true), err)
+    end
+  end)
+end)
+
 -- A new file may fail long after its first step.
 describe("a watched script in ms.train", function()
   local RECIPE <const> = [[

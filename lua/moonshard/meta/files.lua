@@ -153,6 +153,14 @@
 --- ms.scripts.tokenizer(model) --> nil
 --- ```
 ---@field tokenizer fun(model: ms.LanguageModel, ...: ms.Dataset): ms.Tokenizer?
+--- The passes of a step, by three options of cfg: `accumulate`, or `global_batch` (sequences of a
+--- step) divided by `batch` (sequences of a pass). Ends the program with code 2 where that is no
+--- whole number.
+--- ```lua
+--- ms.scripts.passes { batch = 4, global_batch = 32 } --> 8
+--- ms.scripts.passes { batch = 4, accumulate = 3 } --> 3
+--- ```
+---@field passes fun(cfg: { batch: integer, accumulate?: integer, global_batch?: integer }): integer
 --- The text of recipes that are started without one, one token a byte: sayings in English of
 --- Debian's package fortunes, which the launcher installs where it can, else the files of this
 --- repository beside the recipe. The first lines of the run say which.

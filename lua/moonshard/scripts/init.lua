@@ -264,6 +264,19 @@ end
 
 scripts.texts, scripts.tokenizer, scripts.default_text = texts, tokenizer, default_text
 
+---@param cfg { batch: integer, accumulate?: integer, global_batch?: integer }
+---@return integer
+function scripts.passes(cfg)
+  options_of.argument("scripts.passes", "cfg", cfg, "table")
+  local whole, batch = cfg.global_batch, cfg.batch
+  if not whole then return cfg.accumulate end
+  if whole < batch or whole % batch ~= 0 then
+    launch.exit(2, ("option global_batch=%d: a step has whole passes of batch=%d sequences: take \z
+      a multiple of it"):format(whole, batch))
+  end
+  return whole // batch
+end
+
 -- Three commands to try with a run that is done. has_texts: its model takes and gives text.
 local function show_next(run, has_texts)
   if not launch.process then return end
