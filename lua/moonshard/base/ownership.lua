@@ -14,6 +14,9 @@ ownership.stepped = setmetatable({}, { __mode = "kv" })
 -- parameter that nn.alone has declared -> how ranks' values are merged
 ownership.alone = setmetatable({}, { __mode = "k" })
 
+-- model -> the method of local= by which its ranks meet, which ms.train calls and saves
+ownership.methods = setmetatable({}, { __mode = "k" })
+
 --- Functions of files that need nn/module.lua, by name. Each file puts its own here when it is
 --- loaded; nn/init.lua loads all of them.
 ---@class ms.ModuleFunctions

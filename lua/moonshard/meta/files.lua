@@ -95,15 +95,19 @@
 --- Scripts on any recipe: the options hook=, overlap= and buckets= of a command line, each the
 --- name of a ready-made way or a Lua file, with the script's own options as hook.fraction=0.01; and
 --- shard=, a strategy of ms.fsdp, with other options of ms.fsdp as shard.layout=rows; prefetch=,
---- what it gathers ahead; and gather=, a file that says what travels in its gathers.
+--- what it gathers ahead; gather=, a file that says what travels in its gathers; and local=, a
+--- method with which each rank trains weights of its own and meets the others now and then.
 ---
 --- A hook's file returns a link, or a function(options) that makes one; a function whose first
 --- parameter is called bucket, or that has two, is a link. The file of a policy or of a bucket
 --- plan returns what ms.overlap or ms.buckets gives, or a function(options) that does; that of a
 --- prefetch strategy, what ms.prefetch gives; the file of a gather, a table with before_gather,
---- after_gather or both, or a function(options) that does.
+--- after_gather or both, or a function(options) that does. The file of local= returns a
+--- function(options), which gets the model as options.model, and gives a table with
+--- after_step(step), and with state() and load_state(t) if it has something to save: `ms.train`
+--- calls the first after each step and saves the rest. local=diloco is recipes/hooks/diloco.lua.
 ---@class ms.scripts
---- Adds the six options to those of ms.config, and returns the table.
+--- Adds the seven options to those of ms.config, and returns the table.
 --- ```lua
 --- local cfg = ms.config(ms.scripts.options { lr = 1e-3 })
 --- cfg.hook --> ""
@@ -130,7 +134,7 @@
 --- local cfg = ms.config(ms.scripts.options {})
 --- ms.scripts.resolve(cfg, "hook") --> nil
 --- ```
----@field resolve fun(cfg: table, name: "hook"|"overlap"|"buckets"|"gather"|"prefetch"): any
+---@field resolve fun(cfg: table, name: "hook"|"overlap"|"buckets"|"gather"|"prefetch"|"local"): any
 --- Two data sets, to train and to validate on, by three options of cfg: data, a path; valid, a path
 --- or ""; bytes: the paths name texts, and not token shards. Without a path the validation is the
 --- val*.bin of a folder of shards, or else the last twentieth of the data. A path that cannot be

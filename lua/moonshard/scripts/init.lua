@@ -8,6 +8,7 @@ local fsdp = require "moonshard.parallel.fsdp"
 local gathers = require "moonshard.scripts.gathers"
 local hooks = require "moonshard.hooks"
 local launch = require "moonshard.base.launch"
+local local_methods = require "moonshard.scripts.local_methods"
 local log = require "moonshard.base.log"
 local made_by = require "moonshard.scripts.made_by"
 local module = require "moonshard.nn.module"
@@ -44,6 +45,10 @@ local kinds = {
     ready = {}, noun = "gather", folder = "gathers",
     what = "what travels in gathers, with shard=",
   },
+  ["local"] = {
+    ready = {}, noun = "method", folder = "hooks", by_name = true,
+    what = "how ranks meet that train weights of their own (diloco, slowmo ...)",
+  },
 }
 
 -- What a kind offers beside files.
@@ -66,9 +71,21 @@ local function files_at_hand(folder)
   return found
 end
 
+-- The file that a value names: the value, or a script at hand by its name alone.
+local function file_of(name, value)
+  local kind = kinds[name]
+  if kind.by_name and value:match "^[%w_]+$" then
+    for _, path in ipairs(files_at_hand(kind.folder)) do
+      if path:match "([^/]*)%.lua$" == value then return path end
+    end
+  end
+  return value
+end
+
 -- A text that says what is wrong with the value of an option, or nil.
 local function complaint(name, value)
   local kind = kinds[name]
+  value = file_of(name, value)
   if value == "" or core.exists(value) == "file" and value:match "%.lua$" then return nil end
   for _, ready in ipairs(kind.ready) do if ready == value then return nil end end
   local files = files_at_hand(kind.folder)
@@ -128,7 +145,7 @@ end
 
 --- Ends the program with code 2 unless the value is the name of a ready-made link, policy or plan
 --- of its kind, or a Lua file.
----@param name "hook"|"overlap"|"buckets"|"gather"|"prefetch"
+---@param name "hook"|"overlap"|"buckets"|"gather"|"prefetch"|"local"
 ---@param value string
 function scripts._check(name, value)
   local wrong = complaint(name, value)
@@ -137,11 +154,11 @@ end
 
 local makers = {
   hook = hooks._from, overlap = plans.planner_of, buckets = buckets.planner_of,
-  gather = gathers.from, prefetch = prefetch.planner_of,
+  gather = gathers.from, prefetch = prefetch.planner_of, ["local"] = local_methods.from,
 }
 
 ---@param cfg table what ms.config gave
----@param name "hook"|"overlap"|"buckets"|"gather"|"prefetch"
+---@param name "hook"|"overlap"|"buckets"|"gather"|"prefetch"|"local"
 ---@return any
 function scripts.resolve(cfg, name)
   local value, options = cfg[name] or "", cfg[name .. "_options"] or {}
@@ -151,6 +168,7 @@ function scripts.resolve(cfg, name)
     return nil
   end
   scripts._check(name, value)
+  value = file_of(name, value)
   local is_file = value:match "%.lua$" ~= nil
   local given = is_file and made_by.noticing(name, value, options) or options
   local ok, result = pcall(makers[name], value, given, is_file and next(options) ~= nil)
@@ -240,9 +258,14 @@ function scripts.apply(cfg, model, make, extra)
       .. type(make))
   end
   local clip, policy, given = extra.clip, cfg.overlap or "", own_options(extra)
-  local shards = is_sharded(cfg)
+  local shards, method = is_sharded(cfg), scripts.resolve(cfg, "local")
   local options = shards and given.fsdp or given.ddp
   if type(model) == "function" then model = make_model(model, shards) end
+  if method then
+    if extra.links then core.raise "scripts.apply: links are for gradients that ranks share" end
+    local_methods.give(cfg, model, method)
+    return model, make(model), clip
+  end
   local hook, planner = scripts.resolve(cfg, "hook"), scripts.resolve(cfg, "overlap")
   options.buckets = scripts.resolve(cfg, "buckets")
   local plain = not (hook or planner or options.buckets or extra.links or shards)

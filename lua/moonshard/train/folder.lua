@@ -7,6 +7,7 @@ local lock = require "moonshard.checkpoint.lock"
 local log = require "moonshard.base.log"
 local history = require "moonshard.train.history"
 local shared = require "moonshard.checkpoint.shared"
+local ownership = require "moonshard.base.ownership"
 local store = require "moonshard.checkpoint.store"
 local values_of = require "moonshard.checkpoint.values"
 local checkpoint = require "moonshard.checkpoint"
@@ -19,6 +20,8 @@ local function things_of(self)
   local things = { model = o.model, optimizer = o.optimizer }
   if type(o.data) ~= "function" and o.data.state then things.data = o.data end
   if self.scaler then things.scaler = self.scaler end
+  local method = ownership.methods[o.model]
+  if method and method.state then things["local"] = method end
   for name, thing in pairs(o.things or {}) do
     if things[name] ~= nil or name == "step" or name == "chosen" then
       core.raise(("train: things.%s is a name that train uses itself"):format(name))

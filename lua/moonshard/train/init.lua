@@ -477,6 +477,8 @@ local function run_step(self, step)
     -- Judged two steps later, so that the host never waits for a step that it has just enqueued.
     if #self.unjudged > 2 then judge(self, table.remove(self.unjudged, 1)) end
   end
+  local method = ownership.methods[o.model]
+  if method then method.after_step(step) end
   if o.after_step then o.after_step(step) end
   length.after(self, step)
   after(self, step)
