@@ -164,7 +164,7 @@
 --- ms.scripts.passes { batch = 4, global_batch = 32 } --> 8
 --- ms.scripts.passes { batch = 4, accumulate = 3 } --> 3
 --- ```
----@field passes fun(cfg: { batch: integer, accumulate?: integer, global_batch?: integer }): integer
+---@field passes fun(cfg: table): integer
 --- The text of recipes that are started without one, one token a byte: sayings in English of
 --- Debian's package fortunes, which the launcher installs where it can, else the files of this
 --- repository beside the recipe. The first lines of the run say which.
