@@ -228,18 +228,20 @@ static int rotary(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_rotary, &attributes, false);
 }
 
-/* q:attention(k, v, { causal = true, scale =, positions = }?); scale 0: the operator's own. causal
- * is true by default: leaving it out of a language model by mistake would give a loss that is far
- * too good, and no error. */
+/* q:attention(k, v, { causal = true, scale =, positions =, window = }?); scale 0: the operator's
+ * own. causal is true by default: leaving it out of a language model by mistake would give a loss
+ * that is far too good, and no error. */
 static int attention(lua_State *L)
 {
-    static const char *const keys[] = { "causal", "scale", "positions", NULL };
+    static const char *const keys[] = { "causal", "scale", "positions", "window", NULL };
     ms_lua_enter(L);
     ms_tensor *inputs[] = { ms_lua_tensor(L, 1), ms_lua_tensor(L, 2), ms_lua_tensor(L, 3), NULL };
     ms_lua_known_keys(L, 4, keys, "option of attention");
-    ms_attributes attributes = { .attention = { .scale = ms_lua_field_number(L, 4, "scale", 0),
-                                                .causal =
-                                                    ms_lua_field_boolean(L, 4, "causal", true) } };
+    ms_attributes attributes = {
+        .attention = { .scale = ms_lua_field_number(L, 4, "scale", 0),
+                       .window = ms_lua_field_integer(L, 4, "window", 0, 1, INT64_MAX),
+                       .causal = ms_lua_field_boolean(L, 4, "causal", true) }
+    };
     /* The table keeps the handle while the operator runs. */
     if (!lua_isnoneornil(L, 4) && lua_getfield(L, 4, "positions") != LUA_TNIL) {
         if (!ms_lua_is_tensor(L, -1))

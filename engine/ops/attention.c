@@ -11,7 +11,7 @@
  * Ainslie et al. 2023): dk and dv are then summed over them.
  *
  * With positions, several documents are in one row, and the mask also hides the keys before the
- * document of a query. */
+ * document of a query. A window hides all but the last keys that a query sees. */
 #include "ops/attention.h"
 
 #include <math.h>
@@ -113,6 +113,10 @@ static ms_status attention_check(const ms_op_call *call)
         return ms_op_refuse(call, "there must be at least one key, and a width");
     if (call->attributes.attention.scale < 0.0)
         return ms_op_refuse(call, "the scale cannot be negative");
+    if (call->attributes.attention.window < 0)
+        return ms_op_refuse(call, "the window cannot be negative");
+    if (call->attributes.attention.window > 0 && !call->attributes.attention.causal)
+        return ms_op_refuse(call, "a window is of causal attention");
     if (call->attributes.attention.causal && k->shape[2] < q->shape[2])
         return ms_op_refuse(call, "causal attention needs at least as many keys as queries: the "
                                   "first queries would see nothing");
@@ -135,6 +139,9 @@ static void fill_args(const ms_attributes *attributes, const ms_tensor *q, const
     args->width = q->shape[3];
     args->scale = attributes->attention.scale != 0.0 ? attributes->attention.scale
                                                      : 1.0 / sqrt((double)args->width);
+    /* A window that hides nothing costs nothing. */
+    int64_t window = attributes->attention.window;
+    args->window = window < args->keys ? window : 0;
     args->dtype = (uint8_t)q->dtype;
     args->compute = (uint8_t)attributes->attention.compute;
     args->causal = attributes->attention.causal;
@@ -143,13 +150,19 @@ static void fill_args(const ms_attributes *attributes, const ms_tensor *q, const
 
 /* FLOPs of `products` products of queries by keys by width, two for each multiply-add. Causal:
  * query i sees keys 0 .. s - t + i, so t (t - 1) / 2 pairs are masked and not counted. Kernels
- * leave out most of them; counted, they would make a causal model seem twice as fast as it is.
+ * leave out most of them; counted, they would make a causal model seem twice as fast as it is. With
+ * a window of w, the first max(0, w - s + t) queries see all keys before them, the others w keys.
  * Where documents begin is not known on the host, so positions change nothing here: the number is
  * then an upper bound. */
 static double flops_of(const ms_attention_args *args, double products)
 {
     double seen = (double)args->queries * (double)args->keys;
     if (args->causal) seen -= 0.5 * (double)args->queries * (double)(args->queries - 1);
+    int64_t whole = args->window - (args->keys - args->queries), hiding = args->queries;
+    if (whole > 0) hiding -= whole;
+    /* Query t - 1 has s - w hidden keys, and each query before it one fewer. */
+    double hidden = (double)(args->keys - args->window);
+    if (args->window > 0) seen -= (double)hiding * (hidden - 0.5 * (double)(hiding - 1));
     return 2.0 * products * (double)args->batches * (double)args->heads * seen
            * (double)args->width;
 }

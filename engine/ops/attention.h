@@ -17,8 +17,9 @@ typedef struct ms_heads {
 
 /* Query head h looks at key and value head h / (heads / groups). Causal: query i sees keys 0 ..
  * keys - queries + i. With positions there are as many keys as queries, and query i sees keys i -
- * positions[i] .. i; the kernels refuse positions outside of 0 .. i. There is at least one key.
- * log_sum is what backward computes the probabilities from. */
+ * positions[i] .. i; the kernels refuse positions outside of 0 .. i. With a window, only if causal,
+ * a query sees the last `window` of these keys. There is at least one key. log_sum is what backward
+ * computes the probabilities from. */
 typedef struct ms_attention_args {
     /* cast: the result once more in cast_dtype; without data: not wanted. Backward gets the f32
      * result there. */
@@ -29,6 +30,7 @@ typedef struct ms_attention_args {
     float *log_sum;
     const int64_t *positions; /* [batch, queries]; NULL: not given. Only if causal. */
     int64_t batches, heads, groups, queries, keys, width;
+    int64_t window; /* 0: none */
     double scale;
     /* Of tensors, and of operands of products: see ms_engine_set_autocast. */
     uint8_t dtype, compute, cast_dtype;

@@ -17,7 +17,9 @@ static inline void attention_reference(const check *c)
     for (int64_t row = 0; row < batches * heads * queries; row++) {
         int64_t i = row % queries, head = row / queries % heads, batch = row / queries / heads,
                 seen = c->attributes.attention.causal ? keys - queries + i + 1 : keys,
-                begin = positions ? i - (int64_t)positions[batch * queries + i] : 0;
+                begin = positions ? i - (int64_t)positions[batch * queries + i] : 0,
+                window = c->attributes.attention.window;
+        if (window > 0 && seen - window > begin) begin = seen - window;
         const double *x = q->values + row * width,
                      *ks = k->values + (batch * groups + head * groups / heads) * keys * width,
                      *vs = v->values + (batch * groups + head * groups / heads) * keys * width;

@@ -151,7 +151,8 @@ extern "C" {
     /* q [b, h, t, d], k and v [b, g, s, d], h a multiple of g, positions i64 [b, t] or absent; \
      * attention; query i sees keys 0 .. s - t + i if causal. With positions, only if causal and s \
      * = t, it sees keys i - positions[i] .. i: documents that are one after the other in a row do \
-     * not see each other. A position outside of 0 .. i is an error of the task. */ \
+     * not see each other. A position outside of 0 .. i is an error of the task. With a window, \
+     * only if causal, it sees the last `window` of these keys. */ \
     O(attention) \
     O(rotary)          /* x [b, h, t, d]; rotary; pairs (j, j + d/2), see ms_rotary_scaling */ \
     \

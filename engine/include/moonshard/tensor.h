@@ -207,10 +207,11 @@ typedef union ms_attributes {
         int64_t ignore_index;
         int32_t reduction;
     } loss;
-    /* scale 0: 1/sqrt(width); fast: see ms_engine_set_fast_attention; compute is the operator's
-     * own */
+    /* scale 0: 1/sqrt(width); window: the last keys that a query sees, 0 for all; fast: see
+     * ms_engine_set_fast_attention; compute is the operator's own */
     struct {
         double scale;
+        int64_t window;
         bool causal, fast;
         ms_dtype compute;
     } attention;

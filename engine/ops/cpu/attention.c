@@ -4,16 +4,16 @@
  * first cache. Where the diagonal of causal attention crosses a block, it is cut into parts of 16
  * keys, which leave out the vectors of queries that see none of them. Operands are packed first, as
  * f32 or as pairs of bf16; scores, softmax and all sums are f32. Where several documents are in a
- * row, blocks of keys before the documents of all queries of a block are left out, and the others
- * are cut and masked as on the diagonal. Sums over keys go from the first
+ * row, or a window is given, blocks of keys before the first keys of all queries of a block are
+ * left out, and the others are cut and masked as on the diagonal. Sums over keys go from the first
  * to the last, sums over queries from the first head's first block to the last head's last: who
  * computes which tile never shows in the result.
  *
  * A kernel of another device may block the work in another way. It must take tensors by their
  * strides, write log_sum as [batch, heads, queries], see in causal attention keys up to keys -
- * queries + i for query i and with positions from i - positions[i] on, refuse positions outside of
- * 0 .. i before it follows them, keep its scratch from growing with queries times keys, and add dk
- * and dv in an order that does not depend on timing. */
+ * queries + i for query i, with positions from i - positions[i] on, with a window the last ones of
+ * them, refuse positions outside of 0 .. i before it follows them, keep its scratch from growing
+ * with queries times keys, and add dk and dv in an order that does not depend on timing. */
 #include "ops/cpu/attention.h"
 
 #include <math.h>
@@ -119,15 +119,20 @@ static void unpack(const job *j, const float *from, int64_t count, const float *
 /* ------------------------------------------------------------------- blocks */
 
 /* Queries first .. first + count - 1 of one head of one batch; count is at most LANES. The first
- * key that a query sees is within earliest .. latest, both 0 without positions. */
+ * key that a query sees is within earliest .. latest, both 0 without positions and window. */
 typedef struct queries {
     int64_t batch, head, first, count, earliest, latest;
 } queries;
 
-/* The first key that a query sees: where its document begins. */
-static int64_t document_of(const ms_attention_args *a, int64_t batch, int64_t query)
+/* Whether some query does not see the first key. */
+static bool is_cut(const ms_attention_args *a) { return a->positions != NULL || a->window > 0; }
+
+/* The first key that a query sees: where its document or its window begins, which is later. */
+static int64_t begin_of(const ms_attention_args *a, int64_t batch, int64_t query)
 {
-    return a->positions != NULL ? query - a->positions[batch * a->queries + query] : 0;
+    int64_t begin = a->positions != NULL ? query - a->positions[batch * a->queries + query] : 0,
+            window = a->window > 0 ? a->keys - a->queries + query + 1 - a->window : 0;
+    return window > begin ? window : begin;
 }
 
 /* The block of queries that begins at query `first`, which is there. */
@@ -137,9 +142,9 @@ static queries queries_at(const ms_attention_args *a, int64_t batch, int64_t hea
                   .head = head,
                   .first = first,
                   .count = least(LANES, a->queries - first),
-                  .earliest = document_of(a, batch, first) };
-    for (int64_t i = 0; a->positions != NULL && i < q.count; i++) {
-        int64_t begin = document_of(a, batch, first + i);
+                  .earliest = begin_of(a, batch, first) };
+    for (int64_t i = 0; is_cut(a) && i < q.count; i++) {
+        int64_t begin = begin_of(a, batch, first + i);
         q.earliest = least(q.earliest, begin);
         if (begin > q.latest) q.latest = begin;
     }
@@ -158,15 +163,15 @@ static int64_t keys_seen(const job *j, const queries *q)
     return keys_for(j->args, q->first + q->count);
 }
 
-/* Fills first[LANES] for a part that begins at key `key`, where documents of some queries begin
+/* Fills first[LANES] for a part that begins at key `key`, where the keys of some queries begin
  * later. Lanes from part->end on see nothing of it then. Lanes that represent no query see all. */
-static void begin_documents(const job *j, const queries *q, int64_t key, float *first,
-                            ms_score_block *part)
+static void begin_keys(const job *j, const queries *q, int64_t key, float *first,
+                       ms_score_block *part)
 {
     int64_t seeing = 0;
     memset(first, 0, LANES * sizeof *first);
     for (int64_t i = 0; i < q->count; i++) {
-        int64_t begin = document_of(j->args, q->batch, q->first + i) - key;
+        int64_t begin = begin_of(j->args, q->batch, q->first + i) - key;
         if (begin < part->rows) seeing = i + 1;
         if (begin > 0) first[i] = (float)least(begin, part->rows);
     }
@@ -178,7 +183,7 @@ static void begin_documents(const job *j, const queries *q, int64_t key, float *
  * that all queries see is one part. Lanes below part->begin see nothing of the part; rounding down
  * to 16 keeps whole vectors, whose hidden lanes the mask covers. Where the end comes before the
  * beginning, no lane sees anything (is_empty). Callers ask for parts twice, once to score and once
- * to use the scores; both walks give the same parts, since they follow from the positions alone. */
+ * to use the scores; both walks give the same parts, since they follow from the arguments. */
 static bool part_at(const job *j, const queries *q, int64_t key, int64_t begin, float *scores,
                     float *first, ms_score_block *part)
 {
@@ -195,7 +200,7 @@ static bool part_at(const job *j, const queries *q, int64_t key, int64_t begin, 
                               .seen = seen - begin,
                               .step = a->causal,
                               .scale = (float)a->scale };
-    if (key + begin < q->latest) begin_documents(j, q, key + begin, first, part);
+    if (key + begin < q->latest) begin_keys(j, q, key + begin, first, part);
     return true;
 }
 
@@ -351,7 +356,7 @@ static void finish_queries(const job *j, const progress *p, float *rows)
 
 /* Up to 256 queries of a head, so that each block of keys is packed once for all of them. The key
  * limit is the last block's, which sees the most; part_at leaves out what earlier blocks do not
- * see. The walk begins with the earliest document; later blocks of queries may begin later. The
+ * see. The walk begins with the earliest key; later blocks of queries may begin later. The
  * work is 4 FLOPs for each score and number of the width, half of which is in each of the two
  * products; the exponentials come next. */
 static void forward_tile(void *context, uint32_t index, ms_thread *thread)
@@ -393,7 +398,7 @@ static void forward_tile(void *context, uint32_t index, ms_thread *thread)
 
 /* One query of one head, as where a text is continued from kept keys. Nothing is packed, as no
  * other query would use it: keys and values are read once, in f32 from whatever they are, and
- * memory sets the pace. The scratch grows with the number of keys. */
+ * memory sets the pace. The scratch grows with the number of keys that the query sees. */
 static void single_tile(void *context, uint32_t index, ms_thread *thread)
 {
     job *j = context;
@@ -401,7 +406,8 @@ static void single_tile(void *context, uint32_t index, ms_thread *thread)
     const ms_attention_kernels *kernels = j->kernels;
     const ms_dtype dtype = (ms_dtype)a->dtype;
     int64_t head = index % a->heads, batch = index / a->heads,
-            group = head / (a->heads / a->groups), all = padded(a->keys, 16);
+            group = head / (a->heads / a->groups), begin = begin_of(a, batch, 0),
+            keys = a->keys - begin, all = padded(keys, 16);
     float *room = ms_thread_scratch(thread, 0, (size_t)(all + 2 * j->wide) * sizeof *room);
     if (room == NULL) {
         atomic_store(&j->no_memory, true);
@@ -410,11 +416,11 @@ static void single_tile(void *context, uint32_t index, ms_thread *thread)
     float *scores = take(&room, all), *query = take(&room, j->wide), *out = take(&room, j->wide);
     kernels->pack_rows(false, dtype, address(j, &a->q, batch, head, 0), a->q.time, 1, 1, a->width,
                        query);
-    kernels->row_dots(dtype, a->keys, a->width, address(j, &a->k, batch, group, 0), a->k.time,
+    kernels->row_dots(dtype, keys, a->width, address(j, &a->k, batch, group, begin), a->k.time,
                       query, 0, scores);
-    for (int64_t i = a->keys; i < all; i++) scores[i] = -INFINITY;
+    for (int64_t i = keys; i < all; i++) scores[i] = -INFINITY;
     float most, total = kernels->weigh(all, (float)a->scale, scores, &most);
-    kernels->sum_rows(dtype, a->keys, a->width, address(j, &a->v, batch, group, 0), a->v.time,
+    kernels->sum_rows(dtype, keys, a->width, address(j, &a->v, batch, group, begin), a->v.time,
                       scores, out);
     if (a->log_sum != NULL) a->log_sum[batch * a->heads + head] = most + logf(total);
     float inverse = 1.0f / total;

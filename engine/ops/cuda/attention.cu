@@ -173,11 +173,16 @@ MS_DEVICE void write_tile(const ms_attention_args &a, const ms_heads &h, uint8_t
 /* ---------------------------------------------------------------------- masks */
 
 /* The first key that a query sees. A position that is refused counts as the greatest. */
-MS_DEVICE int64_t document_of(const ms_attention_args &a, int64_t batch, int64_t query)
+MS_DEVICE int64_t begin_of(const ms_attention_args &a, int64_t batch, int64_t query)
 {
-    if (a.positions == NULL || query >= a.queries) return 0;
-    int64_t position = a.positions[batch * a.queries + query];
-    return position < 0 || position > query ? 0 : query - position;
+    int64_t begin = 0;
+    if (query >= a.queries) return 0;
+    if (a.positions != NULL) {
+        int64_t position = a.positions[batch * a.queries + query];
+        begin = position < 0 || position > query ? 0 : query - position;
+    }
+    int64_t window = a.window > 0 ? a.keys - a.queries + query + 1 - a.window : 0;
+    return window > begin ? window : begin;
 }
 /* A query sees the keys before this one. */
 MS_DEVICE int64_t end_of(const ms_attention_args &a, int64_t query)
@@ -193,9 +198,10 @@ struct earlier {
 MS_DEVICE int64_t earliest_of(const ms_attention_args &a, int64_t batch, int64_t first)
 {
     MS_SHARED(int64_t, shared, 32);
-    if (a.positions == NULL) return 0;
+    /* The first of the queries has the earliest window. */
+    if (a.positions == NULL) return begin_of(a, batch, first);
     int64_t query = first + THREAD_X % TILE;
-    return ms_block_join(document_of(a, batch, query < a.queries ? query : a.queries - 1), shared,
+    return ms_block_join(begin_of(a, batch, query < a.queries ? query : a.queries - 1), shared,
                          earlier());
 }
 
@@ -306,7 +312,7 @@ template <int columns> MS_DEVICE void forward(const ms_cuda_attention_call &args
     {
         most[i] = -ms_infinity();
         total[i] = 0.0f;
-        begins[i] = document_of(a, p.batch, query + i);
+        begins[i] = begin_of(a, p.batch, query + i);
         MS_UNROLL for (int c = 0; c < columns / TILE; c++) MS_UNROLL for (int m = 0; m < 4; m++)
             out[c][i][m] = 0.0f;
     }
@@ -360,7 +366,7 @@ MS_DEVICE void walk_keys(const ms_attention_args &a, int64_t batch, int64_t head
     MS_UNROLL for (int i = 0; i < 8; i++) out[i] = 0.0f;
     *most = -ms_infinity();
     *total = 0.0f;
-    for (int64_t first = 0; first < a.keys; first += groups) {
+    for (int64_t first = begin_of(a, batch, 0); first < a.keys; first += groups) {
         int64_t key = first + THREAD_X / lanes;
         bool there = key < a.keys;
         float score = 0.0f;
@@ -488,7 +494,7 @@ MS_DEVICE void queries_back(const ms_cuda_attention_call &args, float *shared)
         multiply_both(q, k, g, rows_of(a, a.v, p.batch, group, key, a.keys), r, scores, changes);
         MS_UNROLL for (int i = 0; i < 4; i++)
         {
-            int64_t begin = document_of(a, p.batch, query + i), finish = end_of(a, query + i),
+            int64_t begin = begin_of(a, p.batch, query + i), finish = end_of(a, query + i),
                     row = (p.batch * a.heads + p.head) * a.queries + query + i;
             MS_UNROLL for (int j = 0; j < 4; j++)
             {
@@ -518,7 +524,7 @@ MS_DEVICE void add_queries(const ms_cuda_attention_call &args, const place &p, c
                   rows_of(a, a.v, p.batch, p.head, p.first, a.keys), g, r, scores, changes);
     MS_UNROLL for (int j = 0; j < 4; j++)
     {
-        int64_t at = query + THREAD_X % 16 + 16 * j, begin = document_of(a, p.batch, at),
+        int64_t at = query + THREAD_X % 16 + 16 * j, begin = begin_of(a, p.batch, at),
                 finish = end_of(a, at), row = (p.batch * a.heads + head) * a.queries + at;
         MS_UNROLL for (int i = 0; i < 4; i++)
         {
@@ -546,10 +552,11 @@ template <int columns> MS_DEVICE void keys_back(const ms_cuda_attention_call &ar
         dk[i / 16][i / 4 % 4][i % 4] = 0.0f;
         dv[i / 16][i / 4 % 4][i % 4] = 0.0f;
     }
-    /* Earlier queries see none of these keys. */
-    int64_t first = before > 0 ? before / TILE * TILE : 0;
+    /* Earlier queries see none of these keys, and later ones than `end` neither. */
+    int64_t first = before > 0 ? before / TILE * TILE : 0, end = a.queries;
+    if (a.window > 0 && before + TILE - 1 + a.window < end) end = before + TILE - 1 + a.window;
     for (int64_t head = p.head * each; head < (p.head + 1) * each; head++)
-        for (int64_t query = first; query < a.queries; query += TILE)
+        for (int64_t query = first; query < end; query += TILE)
             if (earliest_of(a, p.batch, query) < p.first + TILE)
                 add_queries<columns>(args, p, r, head, query, dk, dv);
     write_tile<columns>(a, a.dk, a.dtype, p.batch, p.head, p.first, a.keys, p.column, dk);

@@ -4,8 +4,8 @@
  * cuDNN gets calls that compute in bf16 or f16, also those of f32 tensors under autocast, of which
  * it gets copies. There must be two queries at least. The width must be a multiple of 8, up to 256,
  * and rows must be aligned to 16 bytes. Our own kernels take everything else: f32, calls with
- * positions, one query, shapes that cuDNN refuses, and all calls where there is no cuDNN. Each task
- * is counted by its way (ms_attention_counts), and traces name the way.
+ * positions or a window, one query, shapes that cuDNN refuses, and all calls where there is no
+ * cuDNN. Each task is counted by its way (ms_attention_counts), and traces name the way.
  *
  * Backward is a graph whose sums have a fixed order. It keeps the gradients of all scores in its
  * workspace, 16 bits each. So a call that needs more than 256 MiB is cut into parts, over batches
@@ -203,7 +203,8 @@ static void list_sides(call *c, bool backward)
 static bool is_for_cudnn(const call *c, bool backward)
 {
     const ms_attention_args *a = c->args;
-    if (a->positions || !is_narrow(a->compute) || (a->dtype != MS_F32 && a->dtype != a->compute))
+    if (a->positions || a->window || !is_narrow(a->compute)
+        || (a->dtype != MS_F32 && a->dtype != a->compute))
         return false;
     if (a->width % 8 != 0 || a->width > WIDTH_MOST || a->queries < 2 || a->queries > INT32_MAX
         || a->keys > INT32_MAX || a->batches * a->heads > INT32_MAX)

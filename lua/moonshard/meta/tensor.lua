@@ -543,7 +543,9 @@
 --- scale: 1 / sqrt(width) unless given. positions: i64 [batch, time], the place of each token in
 --- its document, from 0; token i (from 0) sees tokens i - positions[i] .. i of its row. They need
 --- causal attention and as many keys as queries, and each is within 0 .. i: another value is an
---- error of the task, which a later call reports.
+--- error of the task, which a later call reports. window: a token sees only the last `window` of
+--- these tokens, itself among them (sliding window), and no time is spent on the others; it needs
+--- causal attention.
 --- ```lua
 --- local x = ms.ones { 1, 2, 3, 4 }
 --- x:attention(x, x):shape() --> { 1, 2, 3, 4 }
@@ -552,8 +554,9 @@
 --- q:attention(q, v):view(3):to_table() --> { 1.0, 2.0, 3.0 }
 --- local two_documents = ms.tensor({ { 0, 0, 1 } }, "i64")
 --- q:attention(q, v, { positions = two_documents }):view(3):to_table() --> { 1.0, 3.0, 4.0 }
+--- q:attention(q, v, { window = 2 }):view(3):to_table() --> { 1.0, 2.0, 4.0 }
 --- ```
----@field attention fun(self, key: ms.Tensor, value: ms.Tensor, options?: { causal?: boolean, scale?: number, positions?: ms.Tensor }): ms.Tensor
+---@field attention fun(self, key: ms.Tensor, value: ms.Tensor, options?: { causal?: boolean, scale?: number, positions?: ms.Tensor, window?: integer }): ms.Tensor
 -- layers, losses
 --- As PyTorch's: self [images, channels, rows, columns] and weight [outputs, channels / groups,
 --- kernel rows, kernel columns] give [images, outputs, (rows + 2 * padding - span) // stride + 1,

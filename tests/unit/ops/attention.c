@@ -184,6 +184,77 @@ static void test_attention_of_any_positions(void **state)
     run_packed(MS_F32, (sizes){ 1, 2, 1, TIME, TIME, 16, true }, any, PLAIN, MS_F32);
 }
 
+/* Windows shorter than a vector, than a part of a block, than a block and than a tile, and as long
+ * as the text; also with kept keys, with one query, and with documents that are longer. Values and
+ * gradients against the plain computation, in which a query sees the last keys only. */
+static void run_window(ms_dtype dtype, sizes s, int64_t window, int layout, ms_dtype autocast)
+{
+    check c = attention_of(dtype, s, layout);
+    c.attributes.attention.window = window;
+    c.autocast = autocast;
+    if (autocast != MS_F32) c.tolerance = 1e-2;
+    run_check(&c);
+}
+
+static void test_attention_of_windows(void **state)
+{
+    (void)state;
+    const int64_t windows[] = { 2, 3, 16, 17, 64, 100, 130, 200, 201 };
+    for (size_t i = 0; i < sizeof windows / sizeof *windows; i += ranges_are_short() ? 3 : 1) {
+        int64_t w = windows[i];
+        run_window(MS_F32, (sizes){ 2, 2, 1, 9, 9, 8, true }, w, (int)i % 3, MS_F32);
+        run_window(MS_F32, (sizes){ 1, 2, 1, 70, 200, 16, true }, w, PLAIN, MS_F32);
+        run_window(MS_F32, (sizes){ 1, 2, 2, 1, 90, 24, true }, w, (int)i % 3, MS_F32);
+        if (i % 2 == 0) run_window(MS_BF16, (sizes){ 1, 1, 1, 90, 90, 80, true }, w, PLAIN, MS_F32);
+        else run_window(MS_F32, (sizes){ 1, 2, 1, 90, 130, 24, true }, w, SPREAD, MS_BF16);
+    }
+    run_window(MS_F32, (sizes){ 1, 2, 1, 333, 333, 16, true }, 70, PLAIN, MS_F32);
+    run_window(MS_F16, (sizes){ 1, 1, 1, 80, 150, 17, true }, 33, SWAPPED, MS_F32);
+}
+
+static void test_attention_of_windows_in_documents(void **state)
+{
+    (void)state;
+    const int64_t lengths[] = { 5, 100, 40, 0 };
+    for (int64_t window = 4; window <= 64; window *= 4) {
+        check c = attention_of(MS_F32, (sizes){ 2, 2, 1, 170, 170, 16, true }, PLAIN);
+        c.attributes.attention.window = window;
+        c.ins = 4;
+        c.in[3] = (operand){
+            .dtype = MS_I64, .dims = 2, .shape = { 2, 170 }, .values = packed(2, 170, lengths)
+        };
+        run_check(&c);
+        free(c.in[3].values);
+    }
+}
+
+/* A window of all keys has the bits of none; that of one key gives the value itself. */
+static void test_attention_of_least_and_greatest_windows(void **state)
+{
+    (void)state;
+    enum { KEYS = 150, COUNT = KEYS * 16 };
+    static float values[COUNT], results[4][COUNT];
+    uint64_t numbers = 5;
+    for (int i = 0; i < COUNT; i++) values[i] = (float)draw(&numbers);
+    ms_engine *engine = engine_with(2, NULL);
+    for (int i = 0; i < 4; i++) {
+        ms_tensor *x = TENSOR(engine, MS_F32, 1, 1, KEYS, 16), *out = NULL;
+        OK(ms_tensor_write(x, values, sizeof values));
+        ms_attributes attributes = {
+            .attention = { .causal = true, .window = (int64_t[]){ 0, KEYS, INT64_MAX, 1 }[i] }
+        };
+        OK(ms_op_apply(engine, &ms_op_attention, &attributes, false, (ms_tensor *[]){ x, x, x }, 3,
+                       &out, 1));
+        OK(ms_tensor_read(out, results[i], sizeof results[i]));
+        ms_tensor_release(x);
+        ms_tensor_release(out);
+    }
+    assert_memory_equal(results[0], results[1], sizeof results[0]);
+    assert_memory_equal(results[0], results[2], sizeof results[0]);
+    assert_memory_equal(values, results[3], sizeof values);
+    ms_engine_free(engine);
+}
+
 /* In documents of one token each, in one row or in rows of their own, a result is the value itself,
  * to the bit. */
 static void test_attention_of_single_tokens(void **state)
@@ -453,6 +524,11 @@ static void test_attention_refusals(void **state)
     ms_tensor *q = TENSOR(engine, MS_F32, 1, 4, 5, 8), *k = TENSOR(engine, MS_F32, 1, 3, 5, 8),
               *few = TENSOR(engine, MS_F32, 1, 2, 4, 8), *flat = TENSOR(engine, MS_F32, 5, 8);
     check_refused(engine, &ms_op_attention, &causal, (ms_tensor *[]){ q, k, k }, 3, "multiple");
+    check_refused(engine, &ms_op_attention, &(ms_attributes){ .attention.window = 2 },
+                  (ms_tensor *[]){ q, q, q }, 3, "a window is of causal attention");
+    check_refused(engine, &ms_op_attention,
+                  &(ms_attributes){ .attention = { .causal = true, .window = -1 } },
+                  (ms_tensor *[]){ q, q, q }, 3, "the window cannot be negative");
     check_refused(engine, &ms_op_attention, &causal, (ms_tensor *[]){ q, few, few }, 3,
                   "at least as many keys as queries");
     check_refused(engine, &ms_op_attention, &causal, (ms_tensor *[]){ q, k, few }, 3,
@@ -660,6 +736,9 @@ int main(void)
         cmocka_unit_test(test_attention_autocast),
         cmocka_unit_test(test_attention_of_packed_documents),
         cmocka_unit_test(test_attention_of_any_positions),
+        cmocka_unit_test(test_attention_of_windows),
+        cmocka_unit_test(test_attention_of_windows_in_documents),
+        cmocka_unit_test(test_attention_of_least_and_greatest_windows),
         cmocka_unit_test(test_attention_of_single_tokens),
         cmocka_unit_test(test_attention_of_whole_rows),
         cmocka_unit_test(test_attention_large_scores),

@@ -229,6 +229,12 @@ static void test_which_way(void **state)
     };
     packed.ins = 4;
     counts_are(packed, 0, 2);
+    /* A window, unless it hides nothing. */
+    check window = of(MS_BF16, MS_F32, (sizes){ 1, 1, 1, 20, 20, 16, true }, PLAIN);
+    window.attributes.attention.window = 7;
+    counts_are(window, 0, 2);
+    window.attributes.attention.window = 20;
+    counts_are(window, 2, 0);
 }
 
 /* A call in parts has the bits of one that is whole: parts share nothing. */
