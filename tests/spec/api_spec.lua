@@ -306,10 +306,10 @@ describe("the annotations", function()
           -- The hyper-parameters of a kind are in its comment.
           local open = optimizer
             and (method.name == "in_backward" and kinds.sgd or kinds[method.name]) or nil
-          if last.type == "ms.RandomShape" then
-            local shape = all["ms.Shape"].fields
-            table.move(shape, 1, #shape, #fields + 1, fields)
-          end
+          local base = ({
+            ["ms.RandomShape"] = "ms.Shape", ["ms.DecoderOptions"] = "ms.ModelOptions",
+          })[last.type]
+          if base then table.move(all[base].fields, 1, #all[base].fields, #fields + 1, fields) end
           local known = accepted(f)
           -- Models share one table of options; a field's comment says if only one model has it.
           if last.type == "ms.ModelOptions" then

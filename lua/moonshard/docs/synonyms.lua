@@ -95,7 +95,14 @@ return {
   { "scaled_dot_product_attention, sdpa, flash attention, flash_attn, memory efficient attention",
     "Tensor:attention ms.attention" },
   { "TransformerEncoder, TransformerDecoder, nn.Transformer, transformer",
-    "ms.nn.gpt2 ms.nn.llama ms.nn.Attention", "Whole models, and the layers to write one." },
+    "ms.nn.gpt2 ms.nn.llama ms.nn.decoder ms.nn.Attention",
+    "Whole models, and the layers to write one." },
+  { "Qwen2ForCausalLM, Qwen3ForCausalLM, MistralForCausalLM, SmolLM3ForCausalLM, \z
+      Olmo2ForCausalLM, qwen, qwen2, qwen3, mistral, smollm, smollm2, smollm3, olmo, olmo2",
+    "ms.nn.pretrained ms.nn.decoder",
+    "ms.nn.pretrained reads their folders; ms.nn.decoder makes a new model of such a family." },
+  { "sliding window, sliding_window, local attention", "Tensor:attention ms.nn.decoder",
+    "The option window." },
   { "BatchNorm, BatchNorm1d, BatchNorm2d, GroupNorm, InstanceNorm, SyncBatchNorm",
     "ms.nn.LayerNorm ms.nn.RMSNorm", "There are LayerNorm and RMSNorm.", none = true },
   { "LSTM, GRU, RNN, recurrent", "ms.nn.Attention", "There are no recurrent layers: write one \z

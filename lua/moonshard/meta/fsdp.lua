@@ -32,7 +32,7 @@
 --- number of ranks that share one copy, and is neither 1 nor this number. With find_unused and in
 --- join ranks keep their shards only, since some rank may not have run the forward.
 ---@field reshard_after_forward? boolean|integer
---- Which modules become units; the root has the rest. Unless given: the blocks of GPT-2 and Llama;
+--- Which modules become units; the root has the rest. Unless given: the blocks of language models;
 --- any other model is one unit.
 ---@field wrap? ms.Wrap|fun(module: ms.Module, name: string): boolean
 --- A chain. Its links take buckets of the kind "reduce_scatter", "hybrid", or "all_reduce" where

@@ -248,16 +248,22 @@
 ---@field dropout? number              of the adapters' inputs: probability of zero; 0 unless given
 --- Which linear layers get an adapter: their names, the ends of these after a dot ("c_attn" means
 --- each layer of that name), or Lua patterns that match whole names. Unless given: c_attn of gpt2,
---- q_proj and v_proj of llama; other models need it.
+--- q_proj and v_proj of llama and decoder; other models need it.
 ---@field names? string[]
 
 ---@class ms.ModelOptions
 ---@field vocab integer                number of token ids
 ---@field context integer              greatest number of tokens of a sample
 ---@field layers integer               number of blocks
----@field width integer                of the residual stream; a multiple of heads
+---@field width integer                of the residual stream
 ---@field heads integer                attention heads
 ---@field kv_heads? integer            llama: key and value heads; heads unless given
+--- llama: width of a head, an even number. Unless given, width / heads, which must then be whole.
+---@field head_dim? integer
+--- llama: whether the linear layers of attention have biases; false unless given. "qkv": those of
+--- queries, keys and values have.
+---@field bias? boolean|"qkv"
+---@field mlp_bias? boolean            llama: whether those of the MLP have; false unless given
 --- Width of the MLP's hidden layer. Unless given: gpt2: 4 * width; llama: 8/3 * width, rounded up
 --- to a multiple of 64.
 ---@field hidden? integer
@@ -267,6 +273,27 @@
 ---@field rotary_base? number          llama: 10000 unless given
 ---@field rotary_scaling? ms.RotaryScaling   llama: none unless given
 ---@field recompute? boolean           true: backward recomputes each block's activations
+
+--- What a model of nn.decoder is made of: also the options of llama, and dropout of gpt2. `family`
+--- is a name that config.json gives as model_type: qwen2, qwen3, mistral, smollm3, olmo2 or llama
+--- (also SmolLM 2). It fixes the other options that these models have in common, and `save` writes
+--- a config.json that transformers reads. Without a family, `save` writes one that nn.pretrained
+--- reads.
+---@class ms.DecoderOptions: ms.ModelOptions
+---@field family? string
+---@field norm? "rms"|"layer"          "rms" unless given
+--- Where attention and the MLP have their norms: before them, or after them (before their result is
+--- added to the residual stream); "before" unless given.
+---@field norm_place? "before"|"after"
+--- RMS norms of queries and keys: of each head, or over all heads; false unless given.
+---@field qk_norm? false|"head"|"all"
+---@field mlp? "swiglu"|"gelu"         "swiglu" unless given
+---@field positions? "rotary"|"learned"   "rotary" unless given
+--- For each layer: whether it has rotary positions; all have unless given.
+---@field rotary_layers? boolean[]
+--- Sliding window: a token sees only the last `window` tokens, itself among them.
+---@field window? integer
+---@field window_layers? boolean[]     for each layer: whether it has the window; all unless given
 
 --- Scaling of rotary positions beyond the context of training: "linear" (needs factor) or "llama3"
 --- (needs all fields), by the formulas of Hugging Face transformers (modeling_rope_utils.py).
@@ -290,11 +317,15 @@
 ---@field bias? boolean                true unless given
 
 ---@class ms.AttentionOptions
----@field width integer                of input and output; a multiple of heads
+---@field width integer                of input and output
 ---@field heads integer
 ---@field kv_heads? integer            key and value heads; heads unless given
+---@field head_dim? integer            width of a head; width / heads unless given
 ---@field rotary? boolean              true: rotary positions; false unless given
----@field bias? boolean                true unless given
+---@field bias? boolean|"qkv"          "qkv": all but the last layer; true unless given
+---@field qk_norm? false|"head"|"all"  RMS norms of queries and keys; false unless given
+---@field eps? number                  of these norms; 1e-5 unless given
+---@field window? integer              the last tokens that a token sees; all unless given
 ---@field rotary_base? number          10000 unless given
 ---@field rotary_scaling? ms.RotaryScaling   none unless given
 
@@ -447,8 +478,19 @@
 --- model(ms.tensor { { 72, 105 } }):shape() --> { 1, 2, 256 }
 --- ```
 ---@field llama fun(options: ms.ModelOptions): ms.LanguageModel
---- Reads a GPT-2 or Llama from a folder (or from a file with config.json beside it) with
---- config.json and .safetensors files, as other tools and `save` write them. options: dropout and
+--- A model that a table describes: the width of heads, biases, norms, positions, windows of each
+--- layer. Parameter names are those of Llama, which other models in transformers have, too.
+--- ```lua
+--- local model = ms.nn.decoder {
+---   family = "qwen3", vocab = 64, context = 16, layers = 1, width = 32, heads = 4, kv_heads = 2,
+---   head_dim = 16, window = 8,
+--- }
+--- model(ms.tensor { { 1, 2, 3 } }):shape() --> { 1, 3, 64 }
+--- ```
+---@field decoder fun(options: ms.DecoderOptions): ms.LanguageModel
+--- Reads a model from a folder (or from a file with config.json beside it) with config.json and
+--- .safetensors files, as other tools and `save` write them: GPT-2, Llama (also SmolLM 2), Qwen 2
+--- and 3, Mistral, SmolLM 3, OLMo 2, and models of nn.decoder. options: dropout (gpt2) and
 --- recompute, which config.json does not determine. 16-bit weights become f32. Masks, inv_freq and
 --- copies of a tied head are not read. Settings that change the computation and that this library
 --- does not have are "unsupported". `save` writes the model as it was read: names, dtypes, every

@@ -6,6 +6,7 @@ require "moonshard.nn.files"
 require "moonshard.nn.adapter_files"
 local lora = require "moonshard.nn.lora"
 local alone = require "moonshard.nn.alone"
+local Decoder = require "moonshard.nn.decoder"
 local gpt2 = require "moonshard.nn.gpt2"
 local llama = require "moonshard.nn.llama"
 local pretrained = require "moonshard.nn.pretrained"
@@ -22,6 +23,10 @@ function nn.gpt2(options) return gpt2(options) end
 ---@param options ms.ModelOptions
 ---@return ms.LanguageModel
 function nn.llama(options) return llama(options) end
+
+---@param options ms.DecoderOptions
+---@return ms.LanguageModel
+function nn.decoder(options) return Decoder(options) end
 
 ---@param path string
 ---@param options? { dropout?: number, recompute?: boolean }

@@ -19,6 +19,9 @@ local options = {
   hidden = false, tie = false, eps = false, recompute = false,
 }
 
+-- Those of the others that are integers.
+local integers = { kv_heads = true, hidden = true, head_dim = true, window = true }
+
 local ranges = {
   dropout = { 1, "of 0 or more and below 1" }, eps = { math.huge, "of 0 or more" },
   rotary_base = { math.huge, "of 0 or more" },
@@ -40,7 +43,7 @@ function LanguageModel.check(name, given, own)
     if options[key] and value == nil then
       core.raise(("%s: the option %s is missing"):format(name, key))
     end
-    local counts = options[key] or key == "kv_heads" or key == "hidden"
+    local counts = options[key] or integers[key]
     if counts and value ~= nil and (math.type(value) ~= "integer" or value < 1) then
       core.raise(("%s: %s must be an integer of 1 or more, not %s")
         :format(name, key, tostring(value)))
@@ -54,7 +57,7 @@ function LanguageModel.check(name, given, own)
     end
   end
   rope.check(name, checked.rotary_scaling)
-  if checked.width % checked.heads ~= 0 then
+  if not checked.head_dim and checked.width % checked.heads ~= 0 then
     core.raise(("%s: width %d does not divide by %d heads")
       :format(name, checked.width, checked.heads))
   end

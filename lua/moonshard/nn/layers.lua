@@ -102,6 +102,11 @@ function LayerNorm:forward(x)
   return x:layer_norm(self.weight, self.bias, self.eps)
 end
 
+-- The sum of a stream and a change of it, and its norm, in one pass over memory.
+function LayerNorm:_of_sum(stream, change)
+  return change:add_layer_norm(stream, self.weight, self.bias, self.eps)
+end
+
 ---@class ms.RMSNorm: ms.Module
 local RMSNorm = module.class "RMSNorm"
 layers.RMSNorm = RMSNorm
@@ -121,6 +126,10 @@ function RMSNorm:forward(x)
     return x:to "f32":rms_norm(self.weight, self.eps):to(x:dtype())
   end
   return x:rms_norm(self.weight, self.eps)
+end
+
+function RMSNorm:_of_sum(stream, change)
+  return change:add_rms_norm(stream, self.weight, self.eps)
 end
 
 ---@class ms.Dropout: ms.Module
@@ -214,29 +223,54 @@ end
 local Attention = module.class "Attention"
 layers.Attention = Attention
 
----@param options ms.AttentionOptions
-function Attention:init(options)
-  options = check("Attention", options, {
-    width = "any", heads = "any", kv_heads = "any", rotary = "boolean", bias = "boolean",
-    rotary_base = "number", rotary_scaling = "table",
-  })
+-- Checks the options; returns the width of a head and the number of key heads.
+local function check_heads(options)
   rope.check("Attention", options.rotary_scaling)
   local width, heads = options.width, options.heads
-  local kv_heads = options.kv_heads or heads
-  check_sizes("Attention", width, heads, kv_heads)
-  if width % heads ~= 0 then
+  local kv_heads, bias = options.kv_heads or heads, options.bias
+  check_sizes("Attention", width, heads, kv_heads, options.head_dim or 1, options.window or 1)
+  if not options.head_dim and width % heads ~= 0 then
     core.raise(("Attention: width %d does not divide by %d heads"):format(width, heads))
+  end
+  if options.rotary and options.head_dim and options.head_dim % 2 ~= 0 then
+    core.raise(("Attention: head_dim %d is odd, and rotary positions turn pairs of numbers")
+      :format(options.head_dim))
   end
   if heads % kv_heads ~= 0 then
     core.raise(("Attention: %d heads do not divide by %d key heads"):format(heads, kv_heads))
   end
-  local head = width // heads
+  if bias ~= nil and type(bias) ~= "boolean" and bias ~= "qkv" then
+    core.raise(('Attention: bias must be true, false or "qkv", not %s'):format(tostring(bias)))
+  end
+  local norm = options.qk_norm
+  if norm and norm ~= "head" and norm ~= "all" then
+    core.raise(('Attention: qk_norm must be false, "head" or "all", not %s')
+      :format(tostring(norm)))
+  end
+  return options.head_dim or width // heads, kv_heads
+end
+
+---@param options ms.AttentionOptions
+function Attention:init(options)
+  options = check("Attention", options, {
+    width = "any", heads = "any", kv_heads = "any", head_dim = "any", window = "any",
+    rotary = "boolean", bias = "any", qk_norm = "any", eps = "number",
+    rotary_base = "number", rotary_scaling = "table",
+  })
+  local head, kv_heads = check_heads(options)
+  local width, inner, bias = options.width, options.heads * head, options.bias
   self.head, self.rotary, self.rotary_base, self.rotary_scaling = head, options.rotary,
     options.rotary_base, options.rotary_scaling
-  self.q_proj = Linear(width, width, { bias = options.bias })
-  self.k_proj = Linear(width, kv_heads * head, { bias = options.bias })
-  self.v_proj = Linear(width, kv_heads * head, { bias = options.bias })
-  self.o_proj = Linear(width, width, { bias = options.bias })
+  self.window, self.norms = options.window, options.qk_norm or nil
+  self.q_proj = Linear(width, inner, { bias = bias ~= false })
+  self.k_proj = Linear(width, kv_heads * head, { bias = bias ~= false })
+  self.v_proj = Linear(width, kv_heads * head, { bias = bias ~= false })
+  self.o_proj = Linear(inner, width, { bias = bias ~= false and bias ~= "qkv" })
+  if self.norms then
+    local all, how = self.norms == "all", { eps = options.eps }
+    self.q_norm = RMSNorm(all and inner or head, how)
+    self.k_norm = RMSNorm(all and kv_heads * head or head, how)
+  end
 end
 
 ---@param x ms.Tensor [batch, time, width]
@@ -247,8 +281,14 @@ function Attention:forward(x, positions, past)
   argument("Attention", "x", x, "tensor")
   local shape = x:shape()
   local batch, time = shape[1], shape[2]
-  local function heads(t) return t:view(batch, time, -1, self.head):transpose(2, 3) end
-  local q, k, v = heads(self.q_proj(x)), heads(self.k_proj(x)), heads(self.v_proj(x))
+  local function heads(t, norm)
+    if norm and self.norms == "all" then t = norm(t) end
+    t = t:view(batch, time, -1, self.head)
+    if norm and self.norms == "head" then t = norm(t) end
+    return t:transpose(2, 3)
+  end
+  local q, k, v = heads(self.q_proj(x), self.q_norm), heads(self.k_proj(x), self.k_norm),
+    heads(self.v_proj(x))
   -- Rotary positions count on through a row of packed documents: a score depends on the distance of
   -- query and key alone, and those that see each other are in one document.
   if self.rotary then
@@ -257,7 +297,7 @@ function Attention:forward(x, positions, past)
       k:rotary(first, self.rotary_base, self.rotary_scaling)
   end
   if past then k, v = past.extend(k, v) end
-  local joined = q:attention(k, v, { positions = positions }):transpose(2, 3)
+  local joined = q:attention(k, v, { positions = positions, window = self.window }):transpose(2, 3)
   return self.o_proj(joined:reshape(batch, time, -1))
 end
 

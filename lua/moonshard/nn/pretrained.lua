@@ -1,37 +1,18 @@
 -- nn.pretrained: a model with weights that other tools (or model:save) wrote. config.json describes
 -- the model.
 local core = require "moonshard.core"
+local Decoder = require "moonshard.nn.decoder"
+local families = require "moonshard.nn.families"
 local files = require "moonshard.nn.files"
 local gpt2 = require "moonshard.nn.gpt2"
 local llama = require "moonshard.nn.llama"
 local module = require "moonshard.nn.module"
 local options_of = require "moonshard.base.options"
+local sorted_pairs = require "moonshard.base.sorted_pairs"
 local tokenizer_files = require "moonshard.tokenizer.files"
 
--- By model_type of config.json.
+-- By model_type of config.json, where it is not nn.decoder's own.
 local classes = { gpt2 = gpt2, llama = llama }
-
--- Keys of config.json that change what the model computes, with the supported values. A missing key
--- or null is supported. All other keys are kept and have no effect. An empty list: the feature is
--- not supported.
-local built = {
-  gpt2 = {
-    activation_function = { "gelu_new", "gelu_pytorch_tanh" },
-    scale_attn_weights = { true },
-    scale_attn_by_inverse_layer_idx = { false },
-    add_cross_attention = { false },
-  },
-  llama = {
-    hidden_act = { "silu", "swish" }, attention_bias = { false }, mlp_bias = { false },
-    sliding_window = {}, use_qk_norm = { false },
-    attn_logit_softcapping = {}, final_logit_softcapping = {}, embedding_multiplier = { 1 },
-    attention_multiplier = {},
-    residual_multiplier = { 1 }, logits_scaling = { 1 }, clip_qkv = {}, num_local_experts = { 1 },
-    partial_rotary_factor = { 1 },
-    no_rope_layers = {},
-  },
-}
-for _, keys in pairs(built) do keys.quantization_config = {} end
 
 local function refuse(path, what, code)
   return core.refuse(("'%s': %s"):format(path, what), code or "unsupported")
@@ -44,11 +25,8 @@ end
 
 -- A message about the first key whose value is not supported; nil if there is none.
 local function unbuilt(config)
-  local keys = {}
-  for name in pairs(built[config.model_type]) do keys[#keys + 1] = name end
-  table.sort(keys)
-  for _, name in ipairs(keys) do
-    local value, values = config[name], built[config.model_type][name]
+  for name, values in sorted_pairs(families[config.model_type].built) do
+    local value = config[name]
     -- Some tools write the width of an attention window that the model does not use.
     local unused = name == "sliding_window" and config.use_sliding_window == false
     if value ~= nil and not unused and not is_among(value, values) then
@@ -60,26 +38,22 @@ local function unbuilt(config)
         :format(name, type(value) == "table" and core.json_encode(value) or tostring(value), here)
     end
   end
-  for i, kind in ipairs(type(config.layer_types) == "table" and config.layer_types or {}) do
-    if kind ~= "full_attention" then
-      return ("layer_types[%d] is %s; models here have full_attention")
-        :format(i - 1, tostring(kind))
-    end
-  end
 end
 
 -- The options of this library's model that computes the same as the file's model; else nil,
--- message, code.
-local function settings_of(path, config, class)
+-- message, code. exact: config.json with its nulls.
+local function settings_of(path, config, exact)
   local fault = unbuilt(config)
   if fault then return refuse(path, fault) end
-  local settings, message, code = class.from_config(config)
+  -- The value of a key; the default of one that is missing; nil for null.
+  local function given(key, default)
+    if exact[key] == nil then return default end
+    return config[key]
+  end
+  local settings, message, code = families[config.model_type].read(given, config)
   if not settings then return refuse(path, message, code) end
-  local head = config.head_dim
-  if head ~= nil and not (math.type(head) == "integer" and math.type(settings.heads) == "integer"
-      and head * settings.heads == settings.width) then
-    return refuse(path, ("head_dim %s times %s heads is not hidden_size %s")
-      :format(tostring(head), tostring(settings.heads), tostring(settings.width)))
+  if not classes[config.model_type] and config.model_type ~= "moonshard" then
+    settings.family = config.model_type
   end
   return settings
 end
@@ -125,9 +99,12 @@ local function read_config(path)
   local config
   config, message, code = core.json_decode(text)
   if not config then return refuse(path, message or "null", code or "corrupt") end
-  if type(config) ~= "table" or not built[config.model_type] then
-    local kind = type(config) == "table" and config.model_type or nil
-    return refuse(path, ("model_type is %s; gpt2 and llama can be loaded"):format(tostring(kind)))
+  local kind = type(config) == "table" and config.model_type or nil
+  if not families[kind or ""] then
+    local known = {}
+    for name in sorted_pairs(families) do known[#known + 1] = name end
+    return refuse(path, ("model_type is %s; %s can be loaded"):format(tostring(kind),
+      table.concat(known, ", ")))
   end
   return text, config
 end
@@ -177,9 +154,9 @@ return function(path, options)
   end
   local text, config, code = read_config(where)
   if not text then return nil, config, code end
-  local class = classes[config.model_type]
+  local class = classes[config.model_type] or Decoder
   local settings, message
-  settings, message, code = settings_of(where, config, class)
+  settings, message, code = settings_of(where, config, core.json_decode(text, true))
   if not settings then return nil, message, code end
   local stops
   stops, message, code = stops_of(folder, config)

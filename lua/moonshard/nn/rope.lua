@@ -48,7 +48,7 @@ end
 
 -- Reads one description of rotary positions: rope_parameters, rope_scaling, or an empty table.
 -- Returns base and scaling; or nil, message, code.
-local function read_one(key, given, config)
+local function read_one(key, given, config, default)
   if type(given) ~= "table" then
     return nil, ("%s is %s; a table is expected"):format(key, tostring(given)), "corrupt"
   end
@@ -70,7 +70,7 @@ local function read_one(key, given, config)
     return nil, ("partial_rotary_factor is %s; heads here turn as a whole"):format(tostring(part)),
       "unsupported"
   end
-  local base = given.rope_theta or config.rope_theta or 10000.0
+  local base = given.rope_theta or config.rope_theta or default or 10000.0
   if not is_finite(base) or base <= 0 then
     return nil, ("rope_theta is %s; a number above 0 is expected"):format(tostring(base)), "corrupt"
   end
@@ -99,15 +99,16 @@ end
 --- transformers' modeling_rope_utils.py. A file with both forms that differ is refused, because
 --- releases of transformers read it differently.
 ---@param config table
+---@param default? number            base of a config.json that has none; 10000 unless given
 ---@return { base: number, scaling: ms.RotaryScaling? }?
 ---@return string? message
 ---@return string? code
-function rope.read(config)
+function rope.read(config, default)
   local found
   for _, key in ipairs { "rope_parameters", "rope_scaling" } do
     local given = config[key]
     if given ~= nil and not (type(given) == "table" and next(given) == nil) then
-      local one, message, code = read_one(key, given, config)
+      local one, message, code = read_one(key, given, config, default)
       if not one then return nil, message, code end
       if found and not same(found, one) then
         return nil,
@@ -118,7 +119,7 @@ function rope.read(config)
     end
   end
   if found then return found end
-  return read_one("rope_theta", {}, config)
+  return read_one("rope_theta", {}, config, default)
 end
 
 --- The entries for config.json, in the form that transformers 4 and 5 both read.

@@ -9,7 +9,7 @@ local check = options_of.check
 local units = {}
 
 -- Classes that are wrapped unless `wrap` says something else.
-local blocks = { GPT2Block = true, LlamaBlock = true }
+local blocks = { GPT2Block = true, LlamaBlock = true, DecoderBlock = true }
 
 local function class_of(object) return getmetatable(object).class.class_name end
 
