@@ -1,5 +1,5 @@
 -- Llama, small enough for a laptop unless told otherwise, on token shards or bytes; from scratch or
--- from given weights.
+-- from given weights, also those of Qwen 2 and 3, Mistral, SmolLM 2 and 3 and OLMo 2.
 --     ./moonshard run recipes/llama.lua data=shards
 --     ./moonshard run recipes/llama.lua data=FILE_OR_FOLDER bytes=true vocab=256
 --     ./moonshard run recipes/llama.lua data=shards weights=FOLDER_WITH_CONFIG_JSON lr=1e-5
@@ -21,8 +21,8 @@ local cfg = ms.config(ms.scripts.options {
   },
   weights    = {
     "",
-    help = "start from these .safetensors (a file or a folder, with config.json); \z
-      they decide the model",
+    help = "start from these .safetensors (a file or a folder, with config.json) of Llama, \z
+      Qwen 2 or 3, Mistral, SmolLM 2 or 3, OLMo 2 or ms.nn.decoder; they decide the model",
   },
   lora       = { 0, help = "rank of adapters that are trained instead of the weights; 0: none" },
   adapters   = { "", help = "start from these adapters (a folder of peft or of such a run)" },
