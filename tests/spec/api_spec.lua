@@ -38,6 +38,8 @@ describe("the annotations", function()
   assert(core.make_directory(folder))
   assert(core.file_write(folder .. "/text", ("some text to read "):rep(20)))
   local set = assert(ms.data.bytes(folder .. "/text"))
+  assert(core.file_write(folder .. "/records", "{}\n"))
+  local records = assert(ms.data.jsonl(folder .. "/records"))
   local tokenizer = assert(ms.tokenizer.load((os.getenv "MOONSHARD_SOURCE" or ".")
     .. "/tests/golden/tokenizers/gpt2"))
   local layer = ms.nn.Linear(2, 2)
@@ -67,6 +69,7 @@ describe("the annotations", function()
     ["ms.Codec"] = ms.codec "int8", ["ms.Metric"] = ms.metric "of_api_spec",
     ["ms.Report"] = ms.report { run = folder }, ["ms.Dataset"] = set,
     ["ms.Loader"] = set:loader { batch = 1, length = 4 },
+    ["ms.JsonLines"] = records, ["ms.JsonLoader"] = records:loader { batch = 1, make = type },
   }
   -- Descriptions of tables that users write: the library has no such tables.
   local descriptions = {
@@ -75,6 +78,7 @@ describe("the annotations", function()
     ["ms.Stage"] = true, ["ms.EvalOptions"] = true,
     ["ms.OverlapPlanner"] = true, ["ms.BucketsPlanner"] = true,
     ["ms.PrefetchPlanner"] = true, ["ms.GenerateOptions"] = true,
+    ["ms.JsonLoaderOptions"] = true,
   }
 
   for class, fields in pairs(classes) do
@@ -202,6 +206,7 @@ describe("the annotations", function()
     ["ms.FSDP.save"] = on("ms.FSDP", "save", folder .. "/m.safetensors"),
     ["ms.FSDP.load"] = on("ms.FSDP", "load", folder),
     ["ms.Dataset.loader"] = on("ms.Dataset", "loader"),
+    ["ms.JsonLines.loader"] = on("ms.JsonLines", "loader"),
     ["ms.LanguageModel.generate"] = on("ms.LanguageModel", "generate",
       ms.zeros { 1, 2, dtype = "i64" }),
     ["ms.Module.add_buffer"] = on("ms.Module", "add_buffer", "b", x),

@@ -1,7 +1,8 @@
--- Data sets: the part `ms.data`. Data are read once and held in memory; a C thread
--- prepares batches ahead.
+-- Data sets: the part `ms.data`. Data are read once and held in memory, but for JSON lines; a C
+-- thread prepares batches ahead.
 local core = require "moonshard.core"
 local data_files = require "moonshard.data.files"
+local jsonl = require "moonshard.data.jsonl"
 local log = require "moonshard.base.log"
 local options_of = require "moonshard.base.options"
 local shards = require "moonshard.tokenizer.shards"
@@ -12,7 +13,7 @@ local check, argument = options_of.check, options_of.argument
 local MAGIC <const> = { [20240520] = true, [20240801] = true }
 
 ---@class ms.data
-local data = { to_tokens = core.to_tokens, to_text = core.to_text }
+local data = { to_tokens = core.to_tokens, to_text = core.to_text, jsonl = jsonl.open }
 
 ---@param path string|string[]
 ---@return ms.Dataset?

@@ -163,10 +163,11 @@ return {
   -- Data.
   { "DataLoader, torch.utils.data, batching, dataloaders, iterate over data",
     "Dataset:loader LoaderOptions.batch ms.Loader" },
-  { "num_workers, pin_memory, prefetch_factor, collate_fn", "Dataset:loader",
+  { "num_workers, pin_memory, prefetch_factor", "Dataset:loader",
     "A loader reads ahead by itself, and has no workers to set.", none = true },
+  { "collate_fn, jsonl, json lines, ndjson", "ms.data.jsonl JsonLines:loader" },
   { "IterableDataset, TensorDataset, load_dataset, datasets, custom dataset, own data",
-    "ms.Dataset ms.data.bytes ms.data.tokens TrainOptions.data",
+    "ms.Dataset ms.data.bytes ms.data.tokens ms.data.jsonl TrainOptions.data",
     "`data` of ms.train is also a function that returns a batch." },
   { "DistributedSampler, sampler, RandomSampler, BatchSampler", "Dataset:loader",
     "A loader gives each rank its part of the batch." },

@@ -19,8 +19,18 @@
 --- equal.
 ---@field end_of_text? integer
 
---- Data sets are read once and held in host memory. A data set, a part of it or a loader that a
---- script drops is freed by the collector, which knows what they hold; `close` frees at once.
+---@class ms.JsonLoaderOptions
+---@field batch integer                records of one pass over all ranks of the group
+--- What becomes of a rank's part of a batch: a list of records, and their places in the data set. A
+--- loader gives what it returns; `ms.train` takes x, y and positions, as ms.Loader has them.
+---@field make fun(records: table[], places: integer[]): any ...
+---@field shuffle? boolean             false: records come in the order of the data
+---@field seed? integer                of the order of records; the engine's seed unless given
+---@field group? ms.Group              ranks that share the batch; the world unless given
+
+--- Data sets are read once and held in host memory, but for JSON lines. A data set, a part of it or
+--- a loader that a script drops is freed by the collector, which knows what they hold; `close` frees
+--- at once.
 ---@class ms.data
 --- The bytes of files as tokens; of a folder, those of all files below it in the order of their
 --- paths, without files and folders whose names begin with a dot.
@@ -47,6 +57,19 @@
 --- assert(ms.data.tokens "ids_*.bin"):size() --> 4
 --- ```
 ---@field tokens fun(pattern: string, part?: "train"|"valid"): ms.Dataset?, string?, string?
+--- The lines of files as records of JSON, one file after the other. Opening reads each file once and
+--- keeps in memory where its lines begin, 8 bytes for each; a record is read when it is asked for,
+--- so files may be larger than memory. Blank lines are no records. A file that is missing is
+--- "not_found".
+--- ```lua
+--- local file = assert(io.open("chat.jsonl", "w"))
+--- file:write '{"prompt":"1 + 1?","completion":"2"}\n\n{"prompt":"2 + 2?","completion":"4"}\n'
+--- file:close()
+--- local talks = assert(ms.data.jsonl "chat.jsonl")
+--- talks:size() --> 2
+--- talks:get(2).completion --> "4"
+--- ```
+---@field jsonl fun(path: string|string[]): ms.JsonLines?, string?, string?
 --- MNIST's idx files, plain or .gz. files: the training files unless given.
 --- ```lua
 --- local data, message, code = ms.data.mnist "no/such/folder"
@@ -205,3 +228,110 @@
 --- there are fewer samples than ranks; a shard is damaged (the message has file and byte); packed:
 --- the data are images, nothing says which token ends documents, two things say different ones, or
 --- the data cannot have this id.
+---@class ms.JsonLines
+--- ```lua
+--- local file = assert(io.open("chat.jsonl", "w"))
+--- file:write('{"id":1}\n{"id":2}\n{"id":3}\n')
+--- file:close()
+--- assert(ms.data.jsonl "chat.jsonl"):size() --> 3
+--- ```
+---@field size fun(self): integer   number of records
+--- The record at a place, from 1 on: an object or a list, as `ms.chat.decode` gives it. nil, message,
+--- code: the line is damaged ("corrupt"; the message has the file and the number of the line), or
+--- the file has changed since the data set was opened ("mismatch").
+--- ```lua
+--- local file = assert(io.open("chat.jsonl", "w"))
+--- file:write('{"id":1}\n{"id":2\n')
+--- file:close()
+--- local data = assert(ms.data.jsonl "chat.jsonl")
+--- data:get(1).id --> 1
+--- local record, message = data:get(2)
+--- message:sub(1, 40) --> "'chat.jsonl', line 2: it is no JSON: col"
+--- ```
+---@field get fun(self, i: integer): table?, string?, string?
+--- The first floor(fraction * size) records, and the rest.
+--- ```lua
+--- local file = assert(io.open("chat.jsonl", "w"))
+--- file:write(('{"id":1}\n'):rep(10))
+--- file:close()
+--- local train, valid = assert(ms.data.jsonl "chat.jsonl"):split(0.9)
+--- train:size() --> 9
+--- valid:size() --> 1
+--- ```
+---@field split fun(self, fraction: number): ms.JsonLines, ms.JsonLines
+--- A loader of batches. Each rank gets its part of each batch, so that the ranks together see the
+--- records that one rank would see.
+--- ```lua
+--- local file = assert(io.open("chat.jsonl", "w"))
+--- for id = 1, 6 do file:write(('{"id":%d}\n'):format(id)) end
+--- file:close()
+--- local loader = assert(ms.data.jsonl "chat.jsonl"):loader {
+---   batch = 4,
+---   make = function(records, places)
+---     return ms.full(records[1].id, { #records }), ms.tensor(places)
+---   end,
+--- }
+--- local x, y = loader:next()
+--- #x == 4 // ms.world_size() --> true
+--- ```
+---@field loader fun(self, options: ms.JsonLoaderOptions): ms.JsonLoader
+--- The order of records is a function of the seed, the epoch and the place in it, the one that a
+--- loader of images has. state() and load_state() resume at the exact record, at any world size.
+--- Records are read in the call that needs them, without a thread.
+---@class ms.JsonLoader
+--- What `make` returns for this rank's part of the next batch. The last records of an epoch share a
+--- batch with the first ones of the next epoch. A line that is damaged raises, and the loader stays
+--- at its batch.
+--- ```lua
+--- local file = assert(io.open("chat.jsonl", "w"))
+--- for id = 1, 6 do file:write(('{"id":%d}\n'):format(id)) end
+--- file:close()
+--- local loader = assert(ms.data.jsonl "chat.jsonl"):loader {
+---   batch = ms.world_size(), make = function(records) return records[1].id end,
+--- }
+--- loader:next() == 1 + ms.rank() --> true
+--- ```
+---@field next fun(self): any ...
+--- ```lua
+--- local file = assert(io.open("chat.jsonl", "w"))
+--- for id = 1, 6 do file:write(('{"id":%d}\n'):format(id)) end
+--- file:close()
+--- local loader = assert(ms.data.jsonl "chat.jsonl"):loader {
+---   batch = 4, make = function(records) return #records end,
+--- }
+--- loader:next()
+--- loader:state().position --> 4
+--- ```
+---@field state fun(self): table   its place in the data, for load_state
+--- Continues at the place of a saved state. A state of other lines raises.
+--- ```lua
+--- local file = assert(io.open("chat.jsonl", "w"))
+--- for id = 1, 6 do file:write(('{"id":%d}\n'):format(id)) end
+--- file:close()
+--- local loader = assert(ms.data.jsonl "chat.jsonl"):loader {
+---   batch = 4, shuffle = true, make = function(records) return records[1].id end,
+--- }
+--- local state = loader:state()
+--- local first = loader:next()
+--- loader:load_state(state)
+--- loader:next() == first --> true
+--- ```
+---@field load_state fun(self, state: table)
+--- Iterates over what `make` returns for the first `count` batches of the first epoch (all unless
+--- given), independent of `next`. The last batch may be shorter; each rank has equally many of its
+--- records.
+--- ```lua
+--- local file = assert(io.open("chat.jsonl", "w"))
+--- for id = 1, 4 do file:write(('{"id":%d}\n'):format(id)) end
+--- file:close()
+--- local count = 0
+--- for records in assert(ms.data.jsonl "chat.jsonl"):loader({
+---   batch = ms.world_size(), make = function(records) return records end,
+--- }):batches() do
+---   count = count + #records
+--- end
+--- count == 4 // ms.world_size() --> true
+--- ```
+---@field batches fun(self, count?: integer): fun(): any ...
+--- Errors: batch does not divide by the number of ranks; a damaged line, or a file that has changed
+--- (next and batches: the message names it); batches: there are fewer records than ranks.

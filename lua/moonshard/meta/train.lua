@@ -27,7 +27,7 @@
 ---@field model ms.Module
 ---@field optimizer ms.Optimizer
 --- Gives x and y of one pass, and positions if documents are packed (`loader { packed = true }`).
----@field data ms.Loader|fun(): ms.Tensor, ms.Tensor, ms.Tensor?
+---@field data ms.Loader|ms.JsonLoader|fun(): ms.Tensor, ms.Tensor, ms.Tensor?
 ---@field steps? integer               of the whole run, with the steps before a resume; or `minutes`
 --- How long to train, instead of `steps`. The number of steps is what fits into this time: rank 0
 --- times steps 4 to 13, and leaves a tenth of the time for validation, samples and checkpoints where
@@ -38,7 +38,7 @@
 --- in `moonshard check`, which have no times, the number is the least with which all that is done
 --- every so many steps is done, and a line says so.
 ---@field minutes? number
----@field valid? ms.Loader             held-out data for `eval`
+---@field valid? ms.Loader|ms.JsonLoader held-out data for `eval`
 --- Gives the loss and the outputs; model(x):cross_entropy(y) unless given, and with positions
 --- model(x, positions):cross_entropy(y). A loss, or the forward of a model, that takes no positions
 --- is an error if the data have them.
@@ -48,10 +48,10 @@
 --- Passes in a step; 1 unless given. The loss of a step, as it is trained on and logged, is the
 --- mean over all targets of its passes and ranks, as of one large batch: sum(weight * loss) /
 --- sum(weight). The weight of a pass is, without `loss`, the number of its targets that are not
---- -100. A function `data` without `loss` gives all batches of a step before its first pass. A pass
---- of weight 0 counts nothing; a step whose weights are all 0 has the loss nan. Sharded models
---- whose policy may step in backward refuse weights from `loss` with more than one pass, since
---- their sum is known with the last pass only.
+--- -100. A function `data`, or a loader of JSON lines, without `loss` gives all batches of a step
+--- before its first pass. A pass of weight 0 counts nothing; a step whose weights are all 0 has the
+--- loss nan. Sharded models whose policy may step in backward refuse weights from `loss` with more
+--- than one pass, since their sum is known with the last pass only.
 ---@field accumulate? integer
 ---@field clip? number                 greatest global norm of the gradients; none unless given
 --- Of autocast; "f32" unless given. "f16" adds a loss scaler. "auto" is "bf16" if the devices of all

@@ -1,6 +1,7 @@
 -- The options of ms.train: checked, completed, shown.
 local core = require "moonshard.core"
 local data_files = require "moonshard.data.files"
+local jsonl = require "moonshard.data.jsonl"
 local launch = require "moonshard.base.launch"
 local log = require "moonshard.base.log"
 local module = require "moonshard.nn.module"
@@ -167,7 +168,7 @@ function settings.check(options)
       name other files, or split one data set"):format(shared))
   end
   -- Raises now, before the first step, if the loader does not have data for each rank.
-  if o.eval and type(o.valid) == "userdata" then
+  if o.eval and (type(o.valid) == "userdata" or jsonl.is_loader(o.valid)) then
     local ok, message = pcall(o.valid.batches, o.valid, 0)
     if not ok then
       core.raise("train: valid: " .. (message:match "^[^\n]-:%d+: (.*)" or message))
