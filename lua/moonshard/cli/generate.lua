@@ -1,9 +1,11 @@
 -- moonshard generate: text from a model's folder, shown as it comes.
+local chat_functions = require "moonshard.chat.functions"
 local core = require "moonshard.core"
 local launch = require "moonshard.base.launch"
 local live = require "moonshard.base.status_line"
 local model_folder = require "moonshard.cli.model_folder"
 local switches = require "moonshard.cli.switches"
+local talk = require "moonshard.cli.talk"
 local vocabulary = require "moonshard.tokenizer.vocabulary"
 
 local generate = {}
@@ -22,6 +24,22 @@ local function share(text)
   return nil, ("a number from 0 to 1 is expected, not '%s'"):format(text)
 end
 
+local function date(text)
+  if chat_functions.date(text) then return text end
+  return nil, ("a date like 2026-03-05 is expected, not '%s'"):format(text)
+end
+
+-- The switches of conversations.
+local function add_chat(parser)
+  parser:flag("--chat", "talk with the model: each line of standard input is a message, and the \z
+    chat template of the tokenizer says how messages become text; with --prompt, one message")
+  parser:option("--system", "with --chat: what the model is told before the conversation \z
+    (default: nothing)")
+    :argname "TEXT"
+  parser:option("--date", "with --chat: the date that templates ask for (default: today's)")
+    :argname "DATE":convert(date)
+end
+
 --- The parser of its command line.
 ---@return table
 function generate.parser()
@@ -32,8 +50,8 @@ function generate.parser()
     token that begins texts)"):argname "TEXT"
   parser:option("--special", "what names of special tokens in the prompt become: text, or the \z
     tokens (parse) (default: text)"):choices { "text", "parse" }:default "text":show_default(false)
-  parser:option("--count", ("tokens at most (default: %d, or what fits into the model's context)")
-    :format(COUNT)):argname "N":convert(switches.count)
+  parser:option("--count", ("tokens at most (default: %d, or what fits into the model's context; \z
+    with --chat, of an answer, what fits)"):format(COUNT)):argname "N":convert(switches.count)
   parser:option("--temperature", "divides the logits; 0: always the likeliest token")
     :argname "T":convert(number):default "0.8"
   parser:option("--top-k", "draw from the K likeliest tokens (default: from all)")
@@ -48,6 +66,7 @@ function generate.parser()
   parser:option("--pattern", "where ranks of tiktoken cut text: gpt2, cl100k, o200k, llama3")
   parser:option("--stop", "auto: the text ends where the model ends it; none: it goes on")
     :choices { "auto", "none" }:default "auto"
+  add_chat(parser)
   switches.add_threads(parser)
   return parser
 end
@@ -102,8 +121,17 @@ function generate.main(arguments)
   local parser = generate.parser()
   local parsed = switches.parse(parser, arguments)
   if not parsed.model then launch.exit(2, "which model?\n" .. parser:get_usage()) end
+  for _, name in ipairs { "system", "date" } do
+    if parsed[name] and not parsed.chat then
+      launch.exit(2, ("--%s is for conversations: give --chat, too"):format(name))
+    end
+  end
   switches.apply(parsed)
   local model, words = model_folder.read(parsed)
+  if parsed.chat then
+    talk.run(parsed, model, words)
+    return 0
+  end
   local made, seconds = write(parsed, model, words, prompt_of(parsed, words))
   if live.is_terminal() then
     io.stderr:write(("%d tokens, %.1f tokens/s\n"):format(made,
