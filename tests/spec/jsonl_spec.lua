@@ -70,6 +70,22 @@ describe("ms.data.jsonl", function()
     end
   end)
 
+  it("keeps eight bytes for each line in memory, and no text", function()
+    local count = 200000
+    local path = put("many.jsonl", ('{"text": "some words of a record"}\n'):rep(count))
+    collectgarbage()
+    collectgarbage()
+    local before = collectgarbage "count"
+    local set = assert(ms.data.jsonl(path))
+    collectgarbage()
+    collectgarbage()
+    local bytes = (collectgarbage "count" - before) * 1024
+    assert.equal(count, set:size())
+    -- The strings of 1024 offsets, and what the collector counts for each of them.
+    assert.is_true(bytes >= 8 * count and bytes < 8.5 * count + 20000, bytes)
+    assert.equal("some words of a record", set:get(count).text)
+  end)
+
   it("names file and line of what is no record, when it is read", function()
     local path = put("bad.jsonl", '{"id": 1}\n\n{"id": 2\n7\n{"id": 4}\n')
     local set = assert(ms.data.jsonl { numbered("good.jsonl", 1, 3), path })
@@ -354,6 +370,7 @@ assert(math.abs(result.valid.loss - sum / count) < 1e-5)
   it("gives the same weights and validation on 1 and 2 ranks and in 2 passes", function()
     local one = run "-n 1 run=one"
     assert.equal(one, (run "-n 2 run=two"))
+    assert.equal(one, (run "-n 2 --thread-ranks run=threads"))
     assert.equal(one, (run "-n 1 batch=2 accumulate=2 run=passes"))
     assert.equal(one, (run "-n 2 batch=2 accumulate=2 run=both"))
   end)
