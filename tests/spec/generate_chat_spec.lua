@@ -143,6 +143,20 @@ describe("moonshard generate --chat", function()
       (answers("chatml", "--greedy --count 2", "one\ntwo\n")))
   end)
 
+  it("cuts answers that do not end to 1024 tokens, and says so", function()
+    local whole = model
+    finally(function() model = whole end)
+    model = ms.nn.gpt2 { vocab = END + 1, context = 1200, layers = 1, width = 8, heads = 2 }
+    make("large", CHATML)
+    local expected = answer({ user "one" }, { count = 1024, stop = false })
+    local out, err = answers("large", "--greedy --stop none --prompt one")
+    assert.equal(expected .. "\n", out)
+    assert.equal("the answer is cut after 1024 tokens (--count N for more)\n", err)
+    out, err = answers("large", "--greedy --stop none --count 1025 --prompt one")
+    assert.equal(expected, out:sub(1, #expected))
+    assert.equal("", err)
+  end)
+
   it("ends with an error where the context is full, and drops no message", function()
     local long = ("word "):rep(60)
     local code, out, err = run("chatml", "--greedy", "one\n" .. long .. "\n")

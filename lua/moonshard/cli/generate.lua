@@ -50,8 +50,8 @@ function generate.parser()
     token that begins texts)"):argname "TEXT"
   parser:option("--special", "what names of special tokens in the prompt become: text, or the \z
     tokens (parse) (default: text)"):choices { "text", "parse" }:default "text":show_default(false)
-  parser:option("--count", ("tokens at most (default: %d, or what fits into the model's context; \z
-    with --chat, of an answer, what fits)"):format(COUNT)):argname "N":convert(switches.count)
+  parser:option("--count", ("tokens at most (default: %d, with --chat %d for an answer, or what \z
+    fits into the model's context)"):format(COUNT, talk.COUNT)):argname "N":convert(switches.count)
   parser:option("--temperature", "divides the logits; 0: always the likeliest token")
     :argname "T":convert(number):default "0.8"
   parser:option("--top-k", "draw from the K likeliest tokens (default: from all)")

@@ -9,6 +9,10 @@ local talk = {}
 -- The answer of a conversation in which the end of a turn is looked for.
 local ANSWER <const> = "The answer is 7."
 
+-- Tokens of an answer at most, unless given: room for keys and values of so many is taken at once.
+local COUNT <const> = 1024
+talk.COUNT = COUNT
+
 ---@class ms.Talk
 ---@field parsed table
 ---@field model ms.LanguageModel
@@ -87,7 +91,7 @@ local function answer(self)
     reads = reads and show(text)
   end
   self.model:generate(core.tensor(ids, "i64"), {
-    count = math.min(parsed.count or room, room), stop = #list > 0 and list,
+    count = math.min(parsed.count or COUNT, room), stop = #list > 0 and list,
     temperature = parsed.greedy and 0 or parsed.temperature, top_k = parsed.top_k,
     top_p = parsed.top_p, seed = parsed.seed + self.answers,
     on_token = function(id)
@@ -102,6 +106,9 @@ local function answer(self)
   if signal then launch.exit(128 + signal) end
   if not reads then launch.exit(0) end
   if not ended and made == room then full(self, #ids + made) end
+  if not ended and not parsed.count then
+    io.stderr:write(("the answer is cut after %d tokens (--count N for more)\n"):format(COUNT))
+  end
   return table.concat(parts)
 end
 
