@@ -62,47 +62,60 @@ MS_API void ms_lua_open(lua_State *L, const char *library)
  * the command line. It starts as 1, so that an error before the recipe returns counts as a failure.
  */
 typedef struct recipe_call {
-    const char *recipe, *library;
-    int count;
-    const char *const *arguments;
+    const ms_lua_recipe *recipe;
+    bool wants_result;
     int code;
 } recipe_call;
 
-/* require("moonshard.cli").recipe(file, arguments) -> exit code, message. Everything that may raise
- * happens in here, also the loading of the libraries: without a protected call an error would end
- * the application by Lua's panic function. */
+/* on_line(text, is_warning): a line of the log to the application. Upvalue: the recipe. */
+static int on_line(lua_State *L)
+{
+    const ms_lua_recipe *recipe = lua_touserdata(L, lua_upvalueindex(1));
+    recipe->line(recipe->user, luaL_checkstring(L, 1), lua_toboolean(L, 2));
+    return 0;
+}
+
+/* require("moonshard.cli").recipe(file, arguments, wants_result, on_line?) -> exit code, message or
+ * result. Everything that may raise happens in here, also the loading of the libraries: without a
+ * protected call an error would end the application by Lua's panic function. */
 static int run_protected(lua_State *L)
 {
     recipe_call *call = lua_touserdata(L, 1);
+    const ms_lua_recipe *recipe = call->recipe;
     luaL_openlibs(L);
-    ms_lua_open(L, call->library);
+    ms_lua_open(L, recipe->library);
     lua_getglobal(L, "require");
     lua_pushliteral(L, "moonshard.cli");
     lua_call(L, 1, 1);
     lua_getfield(L, -1, "recipe");
-    lua_pushstring(L, call->recipe);
-    lua_createtable(L, call->count, 0);
-    for (int i = 0; i < call->count; i++) {
-        lua_pushstring(L, call->arguments[i]);
+    lua_pushstring(L, recipe->path);
+    lua_createtable(L, recipe->count, 0);
+    for (int i = 0; i < recipe->count; i++) {
+        lua_pushstring(L, recipe->arguments[i]);
         lua_rawseti(L, -2, i + 1);
     }
-    lua_call(L, 2, 2);
+    lua_pushboolean(L, call->wants_result);
+    lua_pushlightuserdata(L, (void *)(uintptr_t)recipe);
+    if (recipe->line) lua_pushcclosure(L, on_line, 1);
+    else {
+        lua_pop(L, 1);
+        lua_pushnil(L);
+    }
+    lua_call(L, 4, 2);
     call->code = (int)lua_tointeger(L, -2);
     return 1;
 }
 
-/* A Lua state of its own, which is closed before the return. The error is copied, since the message
- * lives in the state. 8 is the exit code of the command line where memory ran out. */
-MS_API int ms_lua_run_recipe(const char *recipe, int count, const char *const *arguments,
-                             const char *library, ms_error *error)
+/* A Lua state of its own, which is closed before the return. Error and result are copied, since
+ * they live in the state. 8 is the exit code of the command line where memory ran out. */
+MS_API int ms_lua_run_recipe(const ms_lua_recipe *recipe, char **result, ms_error *error)
 {
-    recipe_call call = {
-        .recipe = recipe, .library = library, .count = count, .arguments = arguments, .code = 1
-    };
+    recipe_call call = { .recipe = recipe, .wants_result = result != NULL, .code = 1 };
     /* A context of its own for errors: there may be no engine. */
     ms_context context;
     ms_context_init(&context, NULL);
     lua_State *L = luaL_newstate();
+    if (result) *result = NULL;
     if (!L) {
         ms_fail(&context, MS_ERROR_MEMORY, "no memory for a Lua state");
         call.code = 8;
@@ -110,10 +123,14 @@ MS_API int ms_lua_run_recipe(const char *recipe, int count, const char *const *a
         lua_pushcfunction(L, run_protected);
         lua_pushlightuserdata(L, &call);
         int failed = lua_pcall(L, 1, 1, 0);
-        const char *message = lua_tostring(L, -1);
+        const char *text = lua_tostring(L, -1);
         if (failed || call.code)
             ms_fail(&context, MS_ERROR_SCRIPT, "%s",
-                    message ? message : "the recipe failed without a message");
+                    text ? text : "the recipe failed without a message");
+        else if (result && text && !(*result = strdup(text))) {
+            ms_fail(&context, MS_ERROR_MEMORY, "no memory for the recipe's result");
+            call.code = 8;
+        }
         /* The state takes its engine with it: all streams are waited for, and what a checkpoint
          * still writes in the background is finished. */
         lua_close(L);

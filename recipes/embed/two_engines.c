@@ -8,6 +8,7 @@
 
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* The recipe of one thread, and its result. */
@@ -17,13 +18,25 @@ typedef struct job {
     int count;
     int code;       /* the exit code of `moonshard run`; 0: done */
     ms_error error; /* the reason if code is not 0 */
+    char *result;   /* what the recipe has returned, as JSON; NULL: nothing */
 } job;
+
+/* A line of a recipe's log, with the recipe's name in front. */
+static void show_line(void *user, const char *text, bool is_warning)
+{
+    const job *mine = user;
+    fprintf(is_warning ? stderr : stdout, "%s: %s\n", mine->recipe, text);
+}
 
 static void *run(void *object)
 {
     job *mine = object;
-    /* NULL: the Lua files that were installed with the library. */
-    mine->code = ms_lua_run_recipe(mine->recipe, mine->count, mine->arguments, NULL, &mine->error);
+    ms_lua_recipe recipe = { .path = mine->recipe,
+                             .arguments = mine->arguments,
+                             .count = mine->count,
+                             .line = show_line,
+                             .user = mine };
+    mine->code = ms_lua_run_recipe(&recipe, &mine->result, &mine->error);
     return NULL;
 }
 
@@ -62,6 +75,8 @@ int main(int argc, char **argv)
         if (jobs[i].code)
             fprintf(stderr, "%s ended with %d: %s\n", jobs[i].recipe, jobs[i].code,
                     jobs[i].error.message);
+        if (jobs[i].result) printf("%s has returned %s\n", jobs[i].recipe, jobs[i].result);
+        free(jobs[i].result);
         if (!code) code = jobs[i].code;
     }
     return started < 2 ? 8 : code;

@@ -7,6 +7,8 @@
 #ifndef MOONSHARD_LUA_H
 #define MOONSHARD_LUA_H
 
+#include <stdbool.h>
+
 #include <lua.h>
 
 #include "moonshard/comm.h"
@@ -36,11 +38,24 @@ MS_API ms_rendezvous *ms_lua_rendezvous(lua_State *L, uint32_t *rank);
  * call it. After ms_lua_open, before anything uses the engine. Raises Lua errors. */
 MS_API void ms_lua_log(lua_State *L, ms_log_function log, void *user);
 
-/* Runs a recipe as `moonshard run` does, in a new Lua state on this thread: arguments are key=value
- * options. Returns the exit code of the command line (0: done); when it is not 0 and error is not
- * NULL, error->message says why. Prints nothing unless the recipe does. */
-MS_API int ms_lua_run_recipe(const char *recipe, int count, const char *const *arguments,
-                             const char *library, ms_error *error);
+/* A recipe, and what it is run with. Fields that are not named are 0. */
+typedef struct ms_lua_recipe {
+    const char *path;
+    const char *const *arguments; /* key=value options */
+    int count;                    /* of arguments */
+    const char *library;          /* as for ms_lua_open */
+    /* Gets each line of the log, without its end, on the thread that runs the recipe; NULL: lines
+     * go to stdout, and warnings to stderr. What the recipe prints itself goes to stdout. */
+    void (*line)(void *user, const char *text, bool is_warning);
+    void *user;
+} ms_lua_recipe;
+
+/* Runs a recipe as `moonshard run` does, in a new Lua state on this thread. Returns the exit code
+ * of the command line (0: done); when it is not 0 and error is not NULL, error->message says why.
+ * result (NULL: it is not wanted): what the recipe returns, as JSON; the caller releases it with
+ * free(). *result is NULL if the recipe returns nothing or fails. A value that JSON does not have
+ * is an error of the recipe. */
+MS_API int ms_lua_run_recipe(const ms_lua_recipe *recipe, char **result, ms_error *error);
 
 /* For a hook (lua_sethook) on L: the line of the user's script that runs, "file.lua:12"; "" if
  * there is none. Lines of the library are passed over where one of the user has called it. */

@@ -41,6 +41,9 @@ local launch = {
   owns_state = false,    -- the program made this Lua state; one of an application is left alone
   log_every = nil,       -- --log-every
   tensorboard = false,   -- --tensorboard
+  result = nil,          -- what the recipe has returned
+  on_line = nil,         -- of an application: gets lines of the log, and whether one is a warning
+  quiet = false,         -- ms.train { quiet = true } runs: only warnings are shown
   -- `moonshard check`: nothing is written or printed, and values are zeros that decide nothing
   checking = false,
   sharded = nil,         -- where `moonshard check` runs: the groups of sharded models

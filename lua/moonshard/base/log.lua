@@ -29,13 +29,20 @@ local function text(format, ...)
   return count == 0 and format or core.raise("log: " .. line)
 end
 
----@param format string
-function log.log(format, ...)
-  local line = text(format, ...)
-  if launch.checking or core.rank() ~= 0 then return end
+--- Writes a line where lines of the log go.
+---@param line string
+function log.put(line)
+  if launch.on_line then return launch.on_line(line, false) end
   live.finish()
   io.stdout:write(line, "\n")
   io.stdout:flush()
+end
+
+---@param format string
+function log.log(format, ...)
+  local line = text(format, ...)
+  if launch.checking or launch.quiet or core.rank() ~= 0 then return end
+  log.put(line)
 end
 
 --- 1234567 as "1,234,567".
@@ -48,8 +55,9 @@ end
 
 ---@param format string
 function log.warn(format, ...)
-  local line = ("moonshard: rank %d: %s\n"):format(core.rank(), text(format, ...))
-  io.stderr:write(live.fresh_row() .. line)
+  local line = ("moonshard: rank %d: %s"):format(core.rank(), text(format, ...))
+  if launch.on_line then return launch.on_line(line, true) end
+  io.stderr:write(live.fresh_row() .. line .. "\n")
 end
 
 return log

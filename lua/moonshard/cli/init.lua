@@ -230,21 +230,37 @@ local function leave(process, code, message)
   return code, own and ("rank %d%s"):format(whose, own)
 end
 
---- Runs a recipe in this Lua state: for applications and for `moonshard run`.
+-- What the recipe has returned, as JSON; nil: nothing.
+local function result_of(launch)
+  if launch.result == nil then return nil end
+  local ok, text = pcall(require "moonshard.core".json_encode, launch.result)
+  if ok then return text end
+  launch.exit(1, "what the recipe returns is no JSON: " .. tostring(text))
+end
+
+--- Runs a recipe in this Lua state, for an application.
 ---@param file string
 ---@param arguments string[] key=value
----@return integer code, string? message
-function cli.recipe(file, arguments)
+---@param wants_result boolean whether what it returns is wanted, as JSON
+---@param on_line? fun(text: string, is_warning: boolean) gets lines of the log
+---@return integer code
+---@return string? text a message, or with code 0 the result
+function cli.recipe(file, arguments, wants_result, on_line)
   own_state()
+  local launch, result = require "moonshard.base.launch", nil
+  launch.on_line = on_line
   -- The process belongs to the application: os.exit in a recipe ends the recipe only.
   os.exit = function(code) -- luacheck: ignore 122
     require "moonshard.base.launch".exit(math.tointeger(code) or (code == false and 1 or 0),
       "the recipe called os.exit")
   end
   local code, message = protected(function()
-    return require "moonshard.cli.run".recipe(file, { arguments = arguments })
+    local ended = require "moonshard.cli.run".recipe(file, { arguments = arguments })
+    if wants_result and ended == 0 then result = result_of(launch) end
+    return ended
   end)
   note_end(code, message)
+  if code == 0 then return code, result end
   return code, message
 end
 

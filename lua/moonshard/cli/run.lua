@@ -29,7 +29,7 @@ function run.recipe(file, settings)
   local chunk, message = loadfile(file, "t")
   if not chunk then launch.exit(message:match "^cannot open" and 2 or 1, message) end
   add_folder(file)
-  chunk()
+  launch.result = chunk()
   if not launch.declared and #launch.arguments > 0 then
     launch.exit(2, ("'%s' was given, but the recipe declares no options (ms.config)")
       :format(launch.arguments[1]))

@@ -58,7 +58,10 @@
 --- ranks multiply bf16 (a GPU; a processor with AVX-512-BF16 or AMX, and oneDNN), else "f32"; a
 --- resumed run keeps the dtype of its checkpoint.
 ---@field dtype? "f32"|"bf16"|"f16"|"auto"
----@field run? string                  the run's folder; runs/<recipe> unless given
+--- The run's folder; runs/<recipe> unless given. false: nothing is written, and save, log and
+--- resume are errors; for an application that uses the result.
+---@field run? string|false
+---@field quiet? boolean               true: shows nothing but warnings
 --- "never" (the default): the run starts again; if its folder exists, it takes the next free name.
 --- "auto": the run continues from the newest undamaged checkpoint of its folder. A path: it
 --- continues from this checkpoint, or from the newest one of this folder; later checkpoints in the
@@ -116,7 +119,7 @@
 ---@field loss? number                 of the last step; nil if no step was left to do
 ---@field valid? table<string, number>   the last evaluation
 ---@field tokens_per_second number
----@field run string                   the run's folder
+---@field run? string                  the run's folder; nil: `run = false`
 --- The validation with the least loss, after `step` steps; path: of its checkpoint, with
 --- save.best. nil: there was no validation with a finite loss.
 ---@field best? { loss: number, step: integer, path?: string }

@@ -52,7 +52,7 @@ function best.judge(self, step)
   if why then
     self.o.steps, self.stopped = step + 1, step + 1
     self.report:_set_total(step + 1)
-    if core.rank() == 0 then about.note_steps(self.run, step + 1) end
+    if core.rank() == 0 and self.run then about.note_steps(self.run, step + 1) end
     log.log("stops after step %d: %s", step, why)
   end
   return is_best

@@ -185,6 +185,11 @@ end
 ---@param self ms.Training
 function folder.open(self)
   local search, path
+  if self.o.run == false then
+    self.start = 0
+    self:settle()
+    return
+  end
   self.run, search, path = choose_together(self)
   self.start = 0
   if core.is_sim() and not launch.checking then

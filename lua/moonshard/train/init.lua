@@ -423,7 +423,7 @@ local function due_after(self, step)
     validates = o.valid and o.eval and due(o.eval.every, step, last),
     samples = o.sample and (due(o.sample.every, step, last)
       or o.sample.seconds and (step == last or sampled)),
-    saves = o.save and due(o.save.every, step, last) or launch.save,
+    saves = o.save and due(o.save.every, step, last) or self.run and launch.save,
   }
   what.compares = not what.saves and due(o.check_replicas, step)
   return what
@@ -586,6 +586,11 @@ end
 ---@return ms.TrainResult
 function train.train(options)
   local o = settings.check(options)
+  local before_quiet = launch.quiet
+  launch.quiet = before_quiet or o.quiet or false
+  local scope <close> = setmetatable({}, { -- luacheck: ignore scope
+    __close = function() launch.quiet = before_quiet end,
+  })
   local self = {
     o = o, skips = 0, unjudged = {}, numbers = {}, parameters = o.model:parameters(),
     world = core.world(), dtype_asked = o.dtype, settle = settle,
@@ -600,7 +605,7 @@ function train.train(options)
   folder.open(self)
   settings.show(self, length.begin(self))
   self.report = report.report({
-    run = self.run, total = o.steps, every = o.log_every,
+    run = self.run or false, total = o.steps, every = o.log_every,
     dtype = o.dtype == "f32" and "f32" or "bf16",
     tensorboard = o.log and o.log.tensorboard or launch.tensorboard,
   }, self.lock)

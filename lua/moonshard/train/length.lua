@@ -109,7 +109,7 @@ local function decide(self, step)
     end
     local warmup = set(self, steps)
     self.report:_set_total(steps)
-    if core.rank() == 0 then about.note_steps(self.run, steps) end
+    if core.rank() == 0 and self.run then about.note_steps(self.run, steps) end
     local advice = ", which ends in its warm-up of %d: give it more time, or a smaller model"
     log.log("%d steps; steps=%d repeats this run%s", steps, steps,
       warmup > steps and advice:format(warmup) or "")

@@ -78,7 +78,7 @@ local function resolve(self, entry)
 end
 
 local function show(self, entry, always)
-  if not self.file or launch.checking or entry.shown then return end
+  if not self.first or launch.checking or launch.quiet or entry.shown then return end
   if not (always or line.is_due(self, entry)) then return end
   entry.shown = true
   self.last_line = { step = entry.step, at = core.clock_ms() }
@@ -87,8 +87,7 @@ local function show(self, entry, always)
     live.show(parts)
     return
   end
-  io.stdout:write(table.concat(parts, "  "), "\n")
-  io.stdout:flush()
+  log.put(table.concat(parts, "  "))
 end
 
 -- Completes the step that was reported last and writes its line to metrics.jsonl.
@@ -97,7 +96,10 @@ local function write(self)
   if not entry then return end
   self.pending = nil
   resolve(self, entry)
-  if not self.file then return end
+  if not self.file then
+    if self.first then show(self, entry) end
+    return
+  end
   local object = { step = entry.step }
   for name, value in pairs(metric.values(entry.step)) do object[name] = value end
   for name, value in pairs(entry.values) do object[name] = value end
@@ -153,7 +155,9 @@ function report.report(options, has_lock)
       run = "any", tokens = "any", every = "any", total = "any", dtype = "string",
       tensorboard = "boolean",
     })
-  if type(options.run) ~= "string" then
+  -- ms.train { run = false } writes nothing.
+  local has_folder = options.run ~= false
+  if type(options.run) ~= "string" and has_folder then
     core.raise "report: give run, the folder for metrics.jsonl"
   end
   for _, name in ipairs(numbers) do
@@ -168,15 +172,17 @@ function report.report(options, has_lock)
     run = options.run, tokens = options.tokens, every = launch.log_every or options.every,
     total = options.total,
     tensorboard = (options.tensorboard or launch.tensorboard) and not launch.checking,
-    terminal = first and live.is_terminal(),
+    first = first, terminal = first and live.is_terminal(),
     wire = wire_bytes(), flops = core.flops(), before = core.clock_ms(), times = {}, reported = 0,
   }, Report)
-  if first then own(self, has_lock) end
-  find_peak(self, options.dtype or "f32")
+  if first and has_folder then own(self, has_lock) end
+  if has_folder then find_peak(self, options.dtype or "f32") end
   made = made + 1
   all[self] = made
-  launch.run = options.run
-  core.comm_folder(options.run)
+  if has_folder then
+    launch.run = options.run
+    core.comm_folder(options.run)
+  end
   return self
 end
 

@@ -14,12 +14,13 @@ local settings = {}
 local known = {
   model = "module", optimizer = "optimizer", data = { "loader", "function" }, steps = "count",
   valid = "held-out loader", loss = "function", minutes = "number",
-  accumulate = "count", clip = "number", dtype = "string", run = "string", resume = "string",
+  accumulate = "count", clip = "number", dtype = "string", run = { "string", "false" },
+  resume = "string",
   eval = "table", sample = "table", save = "table",
   on_nan = "string", things = "table", before_step = "function", after_backward = "function",
   after_step = "function", on_eval = "function", log_every = "count", log = "table",
   graph = "boolean", attention = "string", check_replicas = "count",
-  by_hand = "boolean", stop = { "table", "function" },
+  by_hand = "boolean", quiet = "boolean", stop = { "table", "function" },
 }
 
 local parts = {
@@ -46,6 +47,7 @@ local function is(value, wanted)
     for _, one in ipairs(wanted) do if is(value, one) then return true end end
     return false
   end
+  if wanted == "false" then return value == false end
   if wanted == "integer" then return math.type(value) == "integer" end
   if wanted == "count" then return math.type(value) == "integer" and value >= 1 end
   if wanted == "module" then return module.is_module(value) end
@@ -143,6 +145,9 @@ function settings.check(options)
     check_sample(o)
   end
   if o.clip and not (o.clip > 0) then core.raise("train: clip must be above 0") end
+  if o.run == false and (o.save or o.log or o.resume ~= "never") then
+    core.raise "train: run = false writes nothing, and so takes no save, log or resume"
+  end
   if o.save and o.save.best and o.save.best ~= "valid" then
     core.raise(("train: save.best is \"valid\", the least validation loss, not '%s'")
       :format(o.save.best))
@@ -231,13 +236,11 @@ end
 ---@param length string
 function settings.show(self, length)
   local o = self.o
+  local resumed = self.start > 0 and (" (resumed at step %d)"):format(self.start) or ""
   local lines = {
     { "model", describe_model(self) },
     { "data", data_files.describe(o.data) },
-    {
-      "run",
-      self.run .. (self.start > 0 and (" (resumed at step %d)"):format(self.start) or ""),
-    },
+    { "run", self.run and self.run .. resumed },
     { "dtype", o.dtype .. (self.dtype_why and (": %s"):format(self.dtype_why) or "") },
     { "steps", length },
     { "set", describe_settings() },
