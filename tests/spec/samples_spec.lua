@@ -133,7 +133,8 @@ describe("a tokenizer", function()
 
   it("may not have more ids than the model has rows", function()
     tokenize("train", TOKENIZERS .. "gpt2")
-    refused("gpt2.lua' data='train_*.bin' vocab=499 " .. TINY, "500 ids", "rows for 499")
+    refused("gpt2.lua' data='train_*.bin' vocab=499 " .. TINY, "500 ids", "rows for 499",
+      "give vocab=500")
     refused("gpt2.lua' data='train_*.bin' vocab=499 -n 2 " .. TINY, "500 ids", "rows for 499")
     assert.falsy((core.exists(folder .. "/out")))
   end)

@@ -18,7 +18,8 @@ local function tokenizer_of_shards(sets, rows)
     for _, told in ipairs(shards.descriptions(set)) do
       if told.vocab_size > rows then
         refuse("'%s' is of the tokenizer '%s' with %d ids, and the model's embedding has rows for \z
-          %d", told.where, told.tokenizer, told.vocab_size, rows)
+          %d: give vocab=%d, or make the shards with the model's own tokenizer", told.where,
+          told.tokenizer, told.vocab_size, rows, told.vocab_size)
       end
       local tokenizer, message = shards.read(told)
       reason = reason or message
