@@ -121,6 +121,9 @@ local FOREIGN = {
   { "zero_grad", "Optimizer:zero_grad" }, { "einsum", "Tensor:matmul" },
   { "torch.compile", "TrainOptions.graph" }, { "model.train()", "Module:train" },
   { "loss.backward()", "Tensor:backward" }, { "x.shape", "Tensor:shape" },
+  { "net.state_dict()", "Module:state" }, { "param.grad", "Tensor:grad" },
+  { "x.tolist()", "Tensor:to_table" }, { "work.wait()", "ms.Future" },
+  { "AutoModelForCausalLM.from_pretrained", "ms.nn.pretrained" },
 }
 
 -- Names of ours, in any case, and words of the field.

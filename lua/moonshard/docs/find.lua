@@ -317,7 +317,9 @@ function find.answer(name, all)
     return found[1] and { found[1] }, { table.unpack(found, 2) }
   end
   if not row then
-    for _, text in ipairs { as_method(name) or name, bare or name, name } do
+    -- Of "net.state_dict" the last part is the word.
+    local last = name:match "[%w_][.:]([%a_][%w_]*)$" or name
+    for _, text in ipairs { as_method(name) or name, bare or name, name, last } do
       shown, also = named(entries, text)
       if not shown then shown, also = loosely(text) end
       if shown then return { entries = shown, also = also, named = true } end

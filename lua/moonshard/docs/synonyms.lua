@@ -256,7 +256,7 @@ return {
   { "reduce_scatter_tensor, psum_scatter", "Group:reduce_scatter" },
   { "alltoall, all_to_all_single", "Group:all_to_all" },
   { "isend, point to point", "Group:send" }, { "irecv", "Group:recv" },
-  { "async_op, work.wait, promise", "ms.Future Future:sync" },
+  { "async_op, work.wait, promise", "ms.Future Future:value Future:sync" },
   { "register_comm_hook, comm hook, communication hook, ddp comm hook",
     "DDPOptions.comm_hook ms.hooks.chain" },
   { "fp16_compress_hook, gradient compression, powerSGD_hook, compress gradients",
