@@ -2,8 +2,8 @@
 -- in the root of a clone.
 --
 -- A block ```lua that begins with "-- file: NAME" is written down. A block ```sh is run command by
--- command. After "#>" stands what a command prints, after "#!" what the message of its failure
--- says. A command with "# Ctrl-C" is stopped once its run has a few steps.
+-- command. What a command prints is after "#>", and what the message of its failure says after
+-- "#!". A command with "# Ctrl-C" is stopped once its run has a few steps.
 local command = require "command"
 
 local guide = {}
@@ -12,9 +12,10 @@ function guide.read(name)
   return assert(command.read(("%s/recipes/guides/%s.md"):format(command.source, name)))
 end
 
--- The words of a page beside its code blocks.
+-- The words of a page beside its code.
 function guide.words(text)
-  return select(2, text:gsub("\n```.-\n```", "\n"):gsub("%S+", ""))
+  local prose = text:gsub("\n```.-\n```", "\n"):gsub("`[^`\n]+`", "")
+  return select(2, prose:gsub("[%w%p]*%w[%w%p]*", ""))
 end
 
 ---@return { kind: string, text: string }[]
