@@ -48,6 +48,26 @@ describe("the guide to a method from a paper", function()
     assert.matches("done", command.succeed(folder, "run chain.lua -n 2"))
   end)
 
+  -- The check goes on after the switch: it agrees only if h and the mean are those of before.
+  it("keeps the state of a link whose file is edited", function()
+    local wait = [[optimizer:step()
+  if step == 1 and ms.rank() == 0 and os.rename("next.lua", "live.lua") then
+    local core = require "moonshard.core"
+    local from = core.clock_ms()                            -- files are looked at every 20 ms
+    while core.clock_ms() - from < 25 do end
+  end]]
+    local check, link = command.read(folder .. "/check.lua"), command.read(folder .. "/ef21.lua")
+    check = check:gsub("optimizer:step%(%)", wait, 1):gsub("= 24, 6", "= 24, 12", 1)
+    command.write(folder .. "/edited.lua", check)
+    for _, shard in ipairs { "", " shard=full_shard" } do
+      command.write(folder .. "/live.lua", link)
+      command.write(folder .. "/next.lua", link .. "-- edited\n")
+      local out = command.succeed(folder, "run edited.lua -n 2 --watch hook=live.lua" .. shard)
+      assert.matches("is in force from step", out)
+      assert.matches("steps 0 to 11 agree", out)
+    end
+  end)
+
   it("names its guide to links in the folder of methods", function()
     assert.truthy(command.read(command.source .. "/recipes/hooks/README.md")
       :find("(../guides/method.md)", 1, true))
