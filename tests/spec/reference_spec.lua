@@ -139,7 +139,8 @@ local OWN = {
   { "optim", "ms.optim" }, { "nn", "ms.nn" }, { "rule 8", "rule 8" }, { "Rule 12", "rule 12" },
   { "freeze", "Tensor:requires_grad_" }, { "gradient accumulation", "TrainOptions.accumulate" },
   { "Gradient-Accumulation", "TrainOptions.accumulate" },
-  { "early stopping", "TrainOptions.on_eval" }, { "learning rate", "OptimizerOptions.lr" },
+  { "early stopping", "TrainOptions.stop" }, { "apply_chat_template", "ms.chat.of" },
+  { "learning rate", "OptimizerOptions.lr" },
   { "batch size", "LoaderOptions.batch" }, { "mixed precision", "ms.autocast" },
   { "resume", "TrainOptions.resume" }, { "gradient", "Tensor:grad" },
   { "out of memory", "ms.memory" }, { "nan loss", "TrainOptions.on_nan" }, { "gpu", "ms.device" },
@@ -277,8 +278,8 @@ describe("moonshard help", function()
       (command.succeed(folder, "help state_dict")))
     assert.equal(command.succeed(folder, "help 'gradient accumulation'"),
       (command.succeed(folder, "help gradient accumulation")))
-    assert.matches("^There is nothing called 'early stopping' here%. The nearest:",
-      (command.succeed(folder, "help early stopping")))
+    assert.matches("^There is nothing called 'data augmentation' here%. The nearest:",
+      (command.succeed(folder, "help data augmentation")))
     assert.matches("^There is nothing called 'torch.compile' here%. The nearest: Train",
       (command.succeed(folder, "help torch.compile")))
   end)
