@@ -106,6 +106,21 @@ static int run_protected(lua_State *L)
     return 1;
 }
 
+static ms_status copy(ms_context *context, const char *text, char **out)
+{
+    size_t bytes = strlen(text) + 1;
+    ms_status status = ms_allocate(context, bytes, "the result of a recipe", (void **)out);
+    if (!status) memcpy(*out, text, bytes);
+    return status;
+}
+
+MS_API void ms_lua_free_result(char *result)
+{
+    ms_context context;
+    ms_context_init(&context, NULL);
+    ms_release(&context, result);
+}
+
 /* A Lua state of its own, which is closed before the return. Error and result are copied, since
  * they live in the state. 8 is the exit code of the command line where memory ran out. */
 MS_API int ms_lua_run_recipe(const ms_lua_recipe *recipe, char **result, ms_error *error)
@@ -127,10 +142,7 @@ MS_API int ms_lua_run_recipe(const ms_lua_recipe *recipe, char **result, ms_erro
         if (failed || call.code)
             ms_fail(&context, MS_ERROR_SCRIPT, "%s",
                     text ? text : "the recipe failed without a message");
-        else if (result && text && !(*result = strdup(text))) {
-            ms_fail(&context, MS_ERROR_MEMORY, "no memory for the recipe's result");
-            call.code = 8;
-        }
+        else if (result && text && copy(&context, text, result)) call.code = 8;
         /* The state takes its engine with it: all streams are waited for, and what a checkpoint
          * still writes in the background is finished. */
         lua_close(L);

@@ -8,7 +8,6 @@
 
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* The recipe of one thread, and its result. */
@@ -76,7 +75,7 @@ int main(int argc, char **argv)
             fprintf(stderr, "%s ended with %d: %s\n", jobs[i].recipe, jobs[i].code,
                     jobs[i].error.message);
         if (jobs[i].result) printf("%s has returned %s\n", jobs[i].recipe, jobs[i].result);
-        free(jobs[i].result);
+        ms_lua_free_result(jobs[i].result);
         if (!code) code = jobs[i].code;
     }
     return started < 2 ? 8 : code;

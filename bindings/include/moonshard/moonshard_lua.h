@@ -53,9 +53,10 @@ typedef struct ms_lua_recipe {
 /* Runs a recipe as `moonshard run` does, in a new Lua state on this thread. Returns the exit code
  * of the command line (0: done); when it is not 0 and error is not NULL, error->message says why.
  * result (NULL: it is not wanted): what the recipe returns, as JSON; the caller releases it with
- * free(). *result is NULL if the recipe returns nothing or fails. A value that JSON does not have
- * is an error of the recipe. */
+ * ms_lua_free_result. *result is NULL if the recipe returns nothing or fails. A value that JSON
+ * does not have is an error of the recipe. */
 MS_API int ms_lua_run_recipe(const ms_lua_recipe *recipe, char **result, ms_error *error);
+MS_API void ms_lua_free_result(char *result); /* NULL is allowed */
 
 /* For a hook (lua_sethook) on L: the line of the user's script that runs, "file.lua:12"; "" if
  * there is none. Lines of the library are passed over where one of the user has called it. */
