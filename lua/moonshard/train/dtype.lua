@@ -8,7 +8,10 @@ local dtype = {}
 -- Whether products of bf16 take instructions of their own on this rank's device, and why.
 local function multiplies_bf16()
   local info = core.info()
-  if info.device == "cuda" or launch.for_gpu then return true, "a GPU multiplies bf16" end
+  local gpu = info.gpus[info.gpu]
+  if gpu or launch.for_gpu then
+    return true, (gpu and gpu.name or "a GPU") .. " multiplies bf16"
+  end
   if info.kernels ~= "avx512bf16" then return false, "this processor does not multiply bf16" end
   if not info.blas:find "^oneDNN" then
     return false, ("%s does not multiply bf16"):format(info.blas)
