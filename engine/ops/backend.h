@@ -33,7 +33,7 @@
 #define MS_ELEMENTWISE_KERNELS(K) \
     K(cast) K(neg) K(exp) K(log) K(sqrt) K(rsqrt) K(square) K(abs) K(sign) K(relu) K(gelu) \
     K(gelu_erf) K(silu) K(tanh) K(sigmoid) K(sin) K(cos) \
-    K(pow) K(clamp) K(is_finite) \
+    K(floor) K(ceil) K(round) K(pow) K(clamp) K(is_finite) \
     K(add) K(sub)      /* a + value * b */ \
     /* value * a * b, value * a / b */ \
     K(mul) K(div) K(scaled_mul) K(scaled_div) \

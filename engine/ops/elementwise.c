@@ -187,6 +187,30 @@ static ms_status backward_where(ms_op_gradient *gradient)
 SMOOTH(masked_fill, 2, 2, MS_KERNEL_where, { IN1, N, IN0 }, WHOLE | TRUTH | MASK1 | USES_NUMBER,
        SAVE1, { BACK(where, S0, ZERO, G) })
 
+/* dx = 0. Integers have no parts to cut off, so their kernel is the copy. */
+static const elementwise_rule rule_whole_already = {
+    MS_KERNEL_cast, { IN0 }, WHOLE, 0, { BACK(minimum, ZERO, ZERO) }
+};
+#define TO_WHOLE(name)                                                                   \
+    static const elementwise_rule rule_##name = {                                        \
+        MS_KERNEL_##name, { IN0 }, 0, 0, { BACK(minimum, ZERO, ZERO) }                   \
+    };                                                                                   \
+    static ms_status forward_##name(ms_op_call *call)                                    \
+    {                                                                                    \
+        bool is_float = ms_dtype_is_float(ms_tensor_dtype(call->inputs[0]));             \
+        return run_forward(call, is_float ? &rule_##name : &rule_whole_already);         \
+    }                                                                                    \
+    static ms_status backward_##name(ms_op_gradient *gradient)                           \
+    {                                                                                    \
+        return run_backward(gradient, &rule_##name);                                     \
+    }                                                                                    \
+    const ms_op ms_op_##name = {                                                         \
+        #name, forward_##name, backward_##name, 1, 1, MS_OP_IN_PLACE | MS_OP_ELEMENTWISE \
+    };
+TO_WHOLE(floor)
+TO_WHOLE(ceil)
+TO_WHOLE(round)
+
 /* x^2 and x^1 have kernels of their own; the derivative of x^0 is 0 even at 0. */
 static const elementwise_rule rule_power = {
     MS_KERNEL_pow, { IN0 }, WHOLE | USES_NUMBER, SAVE0, { BACK(pow_backward, S0, G) }

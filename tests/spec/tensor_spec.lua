@@ -356,6 +356,8 @@ local unary = {
   tanh = { function(x) return (math.exp(x) - math.exp(-x)) / (math.exp(x) + math.exp(-x)) end },
   sin = { math.sin },
   cos = { math.cos },
+  floor = { math.floor }, ceil = { math.ceil },
+  round = { function(x) return math.floor(x + 0.5) end },
   gelu = { function(x)
     local y = math.sqrt(2 / math.pi) * (x + 0.044715 * x ^ 3)
     return 0.5 * x * (1 + (math.exp(y) - math.exp(-y)) / (math.exp(y) + math.exp(-y)))
@@ -852,7 +854,7 @@ describe("the surface", function()
     requires_grad requires_grad_ detach grad set_grad backward on_grad
     name full_shape on_grad_ready]]
   local twins = [[add sub mul div pow neg exp log sqrt rsqrt square abs sign clamp maximum minimum
-    lerp addcmul addcdiv relu gelu silu tanh sigmoid sin cos dropout
+    lerp addcmul addcdiv relu gelu silu tanh sigmoid sin cos floor ceil round dropout
     masked_fill scatter scatter_add]]
 
   it("has every method", function()

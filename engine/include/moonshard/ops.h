@@ -24,6 +24,8 @@ extern "C" {
     O(gelu_erf)        /* 0.5x(1 + erf(x/sqrt 2)) */ \
     O(silu) O(tanh) O(sigmoid) \
     O(sin) O(cos)      /* of radians */ \
+    /* gradient 0; integers stay what they are; round: halves to the even number */ \
+    O(floor) O(ceil) O(round) \
     O(pow)             /* scalar.value: exponent */ \
     /* scalar.value and high, where has_low and has_high; high wins where it is below value; \
      * gradient passes inside and at the bounds */ \

@@ -206,6 +206,21 @@ MS_VECTOR ms_vf ms_v_sqrt(ms_vf x)
     return y;
 }
 
+/* The nearest whole number, of two equally near ones the even one; a result of 0 has x's sign. From
+ * 2^23 on, numbers are whole; below, the addition rounds, as the last bit of 2^23 counts ones. */
+MS_VECTOR ms_vf ms_v_round(ms_vf x)
+{
+    const ms_vf limit = ms_v_splat(8388608.0f);
+    ms_vf size = ms_v_abs(x), near = ms_v_copysign((size + limit) - limit, x);
+    return ms_v_select(ms_v_less(size, limit), near, x);
+}
+/* The greatest whole number that is not above x. */
+MS_VECTOR ms_vf ms_v_floor(ms_vf x)
+{
+    ms_vf near = ms_v_round(x);
+    return near - (ms_vf)(ms_v_less(x, near) & (ms_vi)ms_v_splat(1.0f));
+}
+
 /* 2^n for n in -126 .. 127. */
 MS_VECTOR ms_vf ms_v_power_of_two(ms_vi n) { return (ms_vf)(((ms_vu)n + 127) << 23); }
 

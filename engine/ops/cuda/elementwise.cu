@@ -196,6 +196,20 @@ MS_DEVICE float least(float a, float b) { return a < b || ms_is_nan(a) ? a : b; 
 /* 0 for NaN, so that the gradient of |x| does not spread a NaN by itself. */
 MS_DEVICE float sign_of(float x) { return truth(0 < x) - truth(x < 0); }
 
+/* The nearest whole number, of two equally near ones the even one; a result of 0 has x's sign. From
+ * 2^23 on, numbers are whole; below, the addition rounds. The instructions of sm_90 for it take
+ * more registers than blocks have here. */
+MS_DEVICE float round_of(float x)
+{
+    float near = copysignf((fabsf(x) + 8388608.0f) - 8388608.0f, x);
+    return fabsf(x) < 8388608.0f ? near : x;
+}
+MS_DEVICE float floor_of(float x)
+{
+    float near = round_of(x);
+    return near - truth(x < near);
+}
+
 /* The normal distribution function. */
 MS_DEVICE float gelu_erf_gate(float x) { return 0.5f + 0.5f * erff(x * 0.7071067812f); }
 MS_DEVICE float gelu_erf_slope(float x)
@@ -275,6 +289,9 @@ FLOATS(1, tanh, tanhf(a))
 FLOATS(1, sigmoid, ms_sigmoid(a))
 FLOATS(1, sin, ms_sine(a, 0))
 FLOATS(1, cos, ms_sine(a, 1))
+FLOATS(1, floor, floor_of(a))
+FLOATS(1, ceil, -floor_of(-a))
+FLOATS(1, round, round_of(a))
 FLOATS(1, pow, powf(a, v))
 FLOATS(1, clamp, least(greatest(a, v), h))
 FLOATS(1, is_finite, truth(fabsf(a) < ms_infinity()))

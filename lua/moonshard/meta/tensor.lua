@@ -315,6 +315,22 @@
 --- ms.tensor({ 0.0, math.pi / 3 }):cos() --> { 1.0, 0.5 }
 --- ```
 ---@field cos fun(self): ms.Tensor
+--- The greatest whole number that is not above each element. floor, ceil and round have a gradient
+--- of 0, and leave integers as they are.
+--- ```lua
+--- ms.tensor({ -1.5, 2.75 }):floor() --> { -2.0, 2.0 }
+--- ```
+---@field floor fun(self): ms.Tensor
+--- The smallest whole number that is not below each element.
+--- ```lua
+--- ms.tensor({ -1.5, 2.75 }):ceil() --> { -1.0, 3.0 }
+--- ```
+---@field ceil fun(self): ms.Tensor
+--- The nearest whole number; of two equally near ones the even one.
+--- ```lua
+--- ms.tensor({ 0.5, 1.5, 2.75 }):round() --> { 0.0, 2.0, 3.0 }
+--- ```
+---@field round fun(self): ms.Tensor
 -- activations
 --- Zero with probability p, else x / (1 - p); different numbers are zero on each rank.
 --- ```lua

@@ -104,7 +104,8 @@ local unary = {
   { "abs", "abs", nil, 3 }, { "sign", "sign" }, { "relu", "relu", nil, 3 },
   { "gelu", "gelu", nil, 3 }, { "gelu_erf", "gelu", "erf", 3 }, { "silu", "silu", nil, 3 },
   { "tanh", "tanh", nil, 3 }, { "sigmoid", "sigmoid", nil, 3 }, { "sin", "sin", nil, 3 },
-  { "cos", "cos", nil, 3 }, { "pow", "pow", 1.5, 3 }, { "clamp", "clamp", 1, 3 },
+  { "cos", "cos", nil, 3 }, { "floor", "floor" }, { "ceil", "ceil" },
+  { "round", "round" }, { "pow", "pow", 1.5, 3 }, { "clamp", "clamp", 1, 3 },
 }
 -- The gradients of a and of b have a kernel each.
 local binary = {
