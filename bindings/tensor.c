@@ -99,6 +99,27 @@ static int keep(lua_State *L)
     return 1;
 }
 
+/* core.tidy(f, ...) -> what f returns. Tensors that f has made and does not return are released at
+ * once, and not with their step: what operators that are made of others need on the way. f is a
+ * function of the library, which stores none of them. Results that f has made get new handles. */
+static int tidy(lua_State *L)
+{
+    ms_runtime *runtime = ms_lua_runtime(L);
+    uint64_t begin = ms_handle_count(runtime);
+    lua_call(L, lua_gettop(L) - 1, LUA_MULTRET);
+    int results = lua_gettop(L);
+    uint64_t end = ms_handle_count(runtime);
+    luaL_checkstack(L, 4, "tidy");
+    for (int i = 1; i <= results; i++) {
+        if (!ms_lua_is_tensor(L, i) || ms_lua_handle(L, i)->order <= begin) continue;
+        ms_handle *handle = ms_lua_new_handle(L);
+        ms_handle_fill(handle, ms_tensor_retain(ms_lua_tensor(L, i)));
+        lua_replace(L, i);
+    }
+    ms_handles_drop(runtime, begin, end, "was released at the end of the operator that made it");
+    return results;
+}
+
 /* core.hold(t), core.spend(t): of tensors that futures hold, see state.h. */
 static int hold(lua_State *L)
 {
@@ -414,6 +435,7 @@ static const luaL_Reg functions[] = {
     { "is_tensor", is_tensor },
     { "hold", hold },
     { "spend", spend },
+    { "tidy", tidy },
     { "mark_parameter", mark_parameter },
     { "is_parameter", is_parameter },
     { "same_memory", same_memory },
