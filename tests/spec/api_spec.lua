@@ -260,6 +260,8 @@ describe("the annotations", function()
   takes["ms.ChatTemplate.render"] = function(o) assert(ms.chat.template ""):render({}, o) end
   takes["ms.steps"] = function(o) ms.steps(1, 0, o) end
   takes["ms.full"] = of(ms, "full", 1)
+  takes["ms.nn.GroupNorm"] = of(ms.nn, "GroupNorm", 1, 2)
+  takes["ms.nn.BatchNorm"] = of(ms.nn, "BatchNorm", 1)
   takes["ms.fsdp"] = function(o) ms.fsdp(ms.nn.Linear(2, 2), o) end
   takes["ms.randint"] = with(of(ms, "randint"), "high", 2)
 

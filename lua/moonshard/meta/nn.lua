@@ -351,6 +351,14 @@
 --- width], and takes the positions i64 [batch, time] of packed documents as its second argument.
 --- List only holds modules; Sequential calls one after another. Linear has a bias unless
 --- options.bias is false; eps of norms is 1e-5 unless given.
+---@class ms.BatchNormOptions
+---@field eps? number                 is added to the variance; 1e-5 unless given
+--- The weight of a batch in running statistics, 0 to 1; 0.1 unless given.
+---@field momentum? number
+---@field affine? boolean             false: no weight and bias; true unless given
+--- The ranks whose batches are one; all ranks unless given. false: this rank alone.
+---@field group? ms.Group|false
+
 ---@class ms.nn
 -- containers
 --- ```lua
@@ -383,6 +391,24 @@
 --- ms.nn.RMSNorm(2)(ms.tensor { 3.0, 3.0 }) --> { 1.0, 1.0 }
 --- ```
 ---@field RMSNorm fun(width: integer, options?: { eps?: number }): ms.Module
+--- [batch, channels, ...]: the numbers of each group of channels of an element get mean 0 and
+--- variance 1, then each channel its weight and bias (options.affine false: none of either).
+--- ```lua
+--- ms.nn.GroupNorm(1, 2)(ms.tensor { { 1.0, 3.0 } }) --> { { -1.0, 1.0 } }
+--- ```
+---@field GroupNorm fun(groups: integer, channels: integer, options?: { eps?: number, affine?: boolean }): ms.Module
+--- [batch, channels, ...]: the numbers of each channel get mean 0 and variance 1, then its weight
+--- and bias. In training mean and variance are those of the batch, over all ranks of the group: each
+--- of them calls the layer as often, with batches of any sizes, and gradients are those of the whole
+--- batch. `eval` makes it use running_mean and running_var, which are saved. Under ms.recompute,
+--- which calls the layer twice, these move twice.
+--- ```lua
+--- local norm = ms.nn.BatchNorm(1, { momentum = 0.5 })
+--- norm(ms.tensor { { 1.0 }, { 3.0 } }) --> { { -1.0 }, { 1.0 } }
+--- norm.running_mean --> { 1.0 }
+--- norm:eval()(ms.tensor { { 1.0 } }) --> { { 0.0 } }
+--- ```
+---@field BatchNorm fun(channels: integer, options?: ms.BatchNormOptions): ms.Module
 --- ```lua
 --- local kept = ms.nn.Dropout(0.5)(ms.ones { 1000 }):gt(0):to("f32"):mean():item()
 --- kept > 0.4 and kept < 0.6 --> true

@@ -2,6 +2,7 @@
 local core = require "moonshard.core"
 local conv = require "moonshard.nn.conv"
 local module = require "moonshard.nn.module"
+local norms = require "moonshard.nn.norms"
 local options_of = require "moonshard.base.options"
 local ownership = require "moonshard.base.ownership"
 local check, argument = options_of.check, options_of.argument
@@ -9,6 +10,7 @@ local rope = require "moonshard.nn.rope"
 
 local layers = {}
 for name, class in pairs(conv) do layers[name] = class end
+layers.GroupNorm, layers.BatchNorm = norms.GroupNorm, norms.BatchNorm
 
 local function check_sizes(what, ...)
   for i = 1, select("#", ...) do
