@@ -250,7 +250,7 @@ static const char **push_names(lua_State *L, int table)
 /* The types that have methods in Lua as well, and the module that adds them. */
 static const struct late_methods {
     const char *what, *module;
-} late_methods[] = { { "a tensor", "moonshard.nn.module" },
+} late_methods[] = { { "a tensor", "moonshard.composed" },
                      { "ms.Group", "moonshard.parallel.group" },
                      { "ms.Stream", "moonshard.parallel.future" } };
 

@@ -28,6 +28,23 @@ static int topk(lua_State *L)
     return ms_lua_apply_many(L, &ms_op_topk, &attributes, &t, 1, 2);
 }
 
+/* t:sort(dim = last, descending = false) -> values, places: topk of all, whose order is stable. */
+static int sort(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_tensor *t = ms_lua_tensor(L, 1);
+    uint32_t dims = ms_tensor_dims(t);
+    if (dims == 0) return ms_lua_error(L, "sort: a scalar has no dimension to sort along");
+    if (ms_tensor_dtype(t) == MS_BOOL)
+        return ms_lua_error(L, "sort: it does not work on bool: cast to u8 first");
+    if (!lua_isnoneornil(L, 3)) luaL_checktype(L, 3, LUA_TBOOLEAN);
+    ms_attributes attributes = { .top = { .dim = lua_isnoneornil(L, 2) ? (int32_t)dims - 1
+                                                                       : ms_lua_dim(L, 2, dims),
+                                          .largest = lua_toboolean(L, 3) } };
+    attributes.top.k = ms_tensor_shape(t)[attributes.top.dim];
+    return ms_lua_apply_many(L, &ms_op_topk, &attributes, &t, 1, 2);
+}
+
 /* t:above(threshold, capacity) -> values, places, count. The number of elements above the threshold
  * is known to the device only; with a fixed capacity the results' shapes are known when the call is
  * enqueued, so that the host does not wait. threshold is a number or a tensor of one element, which
@@ -260,6 +277,7 @@ static const ms_method methods[] = {
     { "scatter", scatter, &ms_op_scatter, true },
     { "scatter_add", scatter, &ms_op_scatter_add, true },
     { "topk", topk, NULL, false },
+    { "sort", sort, NULL, false },
     { "above", above, NULL, false },
     { "gather", with_index, &ms_op_gather, false },
     { "index_select", with_index, &ms_op_index_select, false },

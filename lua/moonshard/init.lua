@@ -87,7 +87,7 @@ local names = {
   metric = "moonshard.train.metric",
   report = "moonshard.train.report", train = "moonshard.train",
   loss_weight = "moonshard.train.weights", log = "moonshard.base.log",
-  warn = "moonshard.base.log",
+  warn = "moonshard.base.log", einsum = "moonshard.composed",
   stream = "moonshard.parallel.future", all = "moonshard.parallel.future",
   world = "moonshard.parallel.group", ddp = "moonshard.parallel.ddp",
   fsdp = "moonshard.parallel.fsdp", overlap = "moonshard.parallel.overlap",

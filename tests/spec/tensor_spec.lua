@@ -849,6 +849,7 @@ describe("the surface", function()
     contiguous to empty_like zeros_like ones_like copy_ fill_ zero_ view reshape flatten narrow
     select split chunk transpose t permute squeeze unsqueeze expand pad_to is_finite eq ne lt le gt
     ge any all sum mean max min norm argmax cumsum dot quantile histogram topk above gather
+    var prod sort one_hot tril triu
     index_select matmul linear softmax log_softmax cross_entropy mse_loss layer_norm rms_norm swiglu
     embedding rotary attention conv2d max_pool2d avg_pool2d
     requires_grad requires_grad_ detach grad set_grad backward on_grad

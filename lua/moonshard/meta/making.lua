@@ -72,6 +72,16 @@
 --- ms.stack({ ms.zeros { 2 }, ms.ones { 2 } }, 2) --> { { 0.0, 1.0 }, { 0.0, 1.0 } }
 --- ```
 ---@field stack fun(tensors: ms.Tensor[], dim?: integer): ms.Tensor
+--- The sum of products that the equation describes, by Einstein's convention: a letter for each
+--- dimension of a and b; letters that the result (after ->) does not have are summed. Without ->,
+--- the result has the letters of one operand, in alphabetical order. A letter that is twice in one
+--- operand, and an ellipsis, are refused.
+--- ```lua
+--- local a, b = ms.ones { 2, 3, 4 }, ms.ones { 2, 5, 4 }
+--- ms.einsum("bij,bkj->bik", a, b):shape() --> { 2, 3, 5 }
+--- ms.einsum("bij->j", a) --> { 6.0, 6.0, 6.0, 6.0 }
+--- ```
+---@field einsum fun(equation: string, a: ms.Tensor, b?: ms.Tensor): ms.Tensor
 --- a where the condition (bool) is true, else b; the three broadcast.
 --- ```lua
 --- local t = ms.tensor { -1.0, 2.0 }

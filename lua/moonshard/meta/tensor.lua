@@ -135,6 +135,22 @@
 --- ms.ones({ 2 }):zero_() --> { 0.0, 0.0 }
 --- ```
 ---@field zero_ fun(self): self   sets every element to 0
+--- A copy of matrices with zeros above a diagonal. 0 (unless given) is the main diagonal, 1 the one
+--- above it.
+--- ```lua
+--- ms.ones({ 2, 3 }):tril() --> { { 1.0, 0.0, 0.0 }, { 1.0, 1.0, 0.0 } }
+--- ```
+---@field tril fun(self, diagonal?: integer): ms.Tensor
+--- A copy of matrices with zeros below a diagonal.
+--- ```lua
+--- ms.ones({ 2, 3 }):triu(1) --> { { 0.0, 1.0, 1.0 }, { 0.0, 0.0, 1.0 } }
+--- ```
+---@field triu fun(self, diagonal?: integer): ms.Tensor
+--- Of indices (0 or more, below `classes`): 1 at each one's place in a new last dimension, else 0.
+--- ```lua
+--- ms.tensor({ 2, 0 }):one_hot(3) --> { { 0, 0, 1 }, { 1, 0, 0 } }
+--- ```
+---@field one_hot fun(self, classes: integer): ms.Tensor   i64 [..., classes]
 -- views: of the same memory; `view` raises where reshape would copy
 --- ```lua
 --- ms.arange(1, 6):view(2, -1) --> { { 1, 2, 3 }, { 4, 5, 6 } }
@@ -256,11 +272,16 @@
 --- ms.tensor({ -1.5, 0.0, 2.0 }):sign() --> { -1.0, 0.0, 1.0 }
 --- ```
 ---@field sign fun(self): ms.Tensor   -1, 0 or 1
---- Limits numbers to low .. high. If high is below low, every number becomes high.
+--- The sine of radians.
 --- ```lua
---- ms.tensor({ -1.5, 0.5, 2.0 }):clamp(0, 1) --> { 0.0, 0.5, 1.0 }
+--- ms.tensor({ 0.0, math.pi / 6 }):sin() --> { 0.0, 0.5 }
 --- ```
----@field clamp fun(self, low?: number, high?: number): ms.Tensor
+---@field sin fun(self): ms.Tensor
+--- The cosine of radians.
+--- ```lua
+--- ms.tensor({ 0.0, math.pi / 3 }):cos() --> { 1.0, 0.5 }
+--- ```
+---@field cos fun(self): ms.Tensor
 --- ```lua
 --- ms.tensor({ -1.5, 2.0 }):maximum(0) --> { 0.0, 2.0 }
 --- ```
@@ -305,16 +326,6 @@
 --- ```
 ---@field sigmoid fun(self): ms.Tensor   1 / (1 + exp(-x))
 -- arithmetic
---- The sine of radians.
---- ```lua
---- ms.tensor({ 0.0, math.pi / 6 }):sin() --> { 0.0, 0.5 }
---- ```
----@field sin fun(self): ms.Tensor
---- The cosine of radians.
---- ```lua
---- ms.tensor({ 0.0, math.pi / 3 }):cos() --> { 1.0, 0.5 }
---- ```
----@field cos fun(self): ms.Tensor
 --- The greatest whole number that is not above each element. floor, ceil and round have a gradient
 --- of 0, and leave integers as they are.
 --- ```lua
@@ -356,7 +367,7 @@
 --- ms.zeros({ 2 }):scatter_add(1, ms.tensor { 1, 1 }, ms.ones { 2 }) --> { 0.0, 2.0 }
 --- ```
 ---@field scatter_add fun(self, dim: integer, index: ms.Index, values: ms.Tensor): ms.Tensor
--- comparison: to bool
+-- comparison: to bool; order
 --- ```lua
 --- ms.tensor({ 1, 2 }):eq(2) --> { false, true }
 --- ```
@@ -385,6 +396,11 @@
 --- ms.tensor({ 1.0, math.huge }):is_finite() --> { true, false }
 --- ```
 ---@field is_finite fun(self): ms.Tensor   neither inf nor NaN
+--- Limits numbers to low .. high. If high is below low, every number becomes high.
+--- ```lua
+--- ms.tensor({ -1.5, 0.5, 2.0 }):clamp(0, 1) --> { 0.0, 0.5, 1.0 }
+--- ```
+---@field clamp fun(self, low?: number, high?: number): ms.Tensor
 --- ```lua
 --- ms.tensor({ 1, 2 }):gt(1):any() --> true
 --- ```
@@ -393,6 +409,32 @@
 --- ms.tensor({ 1, 2 }):gt(1):all() --> false
 --- ```
 ---@field all fun(self): ms.Tensor                           bool to a scalar bool
+--- The k greatest values along dim (the last dimension unless given), in descending order, and
+--- their i64 indices. Of equal values the one with the lower index comes first.
+--- ```lua
+--- local values, ids = ms.tensor({ 3, 9, 1 }):topk(2)
+--- values --> { 9, 3 }
+--- ids --> { 1, 0 }
+--- ```
+---@field topk fun(self, k: integer, dim?: integer): ms.Tensor, ms.Tensor
+--- All values along dim (the last dimension unless given) in ascending order, and their i64 indices.
+--- Equal values stay in their order, also where descending is true. NaN counts as the greatest.
+--- ```lua
+--- local values, ids = ms.tensor({ 3, 9, 1 }):sort()
+--- values --> { 1, 3, 9 }
+--- ids --> { 2, 0, 1 }
+--- ```
+---@field sort fun(self, dim?: integer, descending?: boolean): ms.Tensor, ms.Tensor
+--- 1-D: the numbers with |x| > threshold, in order of position and at most `capacity`. Returns
+--- values [capacity], i64 indices [capacity], and an i64 count [1] of the slots used. Unused slots
+--- have value 0 and index 0.
+--- ```lua
+--- local values, ids, count = ms.tensor({ 0.1, -3.0 }):above(1, 2)
+--- values --> { -3.0, 0.0 }
+--- ids --> { 1, 0 }
+--- count --> { 1 }
+--- ```
+---@field above fun(self, threshold: ms.Number, capacity: integer): ms.Tensor, ms.Tensor, ms.Tensor
 -- reductions: over dim; without dim over all elements, to a scalar; keep_dim keeps dim with size 1
 --- ```lua
 --- ms.ones({ 2, 3 }):sum(2) --> { 3.0, 3.0 }
@@ -410,23 +452,27 @@
 --- ms.tensor({ { 1, 4 }, { 3, 2 } }):min() --> 1
 --- ```
 ---@field min fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor   the smallest element
+--- The mean of squared distances from the mean, with the count minus `correction` (1 unless given)
+--- in place of the count; computed in f32.
+--- ```lua
+--- ms.tensor({ 1.0, 2.0, 6.0 }):var() --> 7.0
+--- ```
+---@field var fun(self, dim?: integer, keep_dim?: boolean, correction?: number): ms.Tensor
+--- The product, computed in f32; of integers and bool in i64. Its gradient is right also where
+--- elements are 0.
+--- ```lua
+--- ms.tensor({ { 1, 4 }, { 3, 2 } }):prod(2) --> { 4, 6 }
+--- ```
+---@field prod fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor
 --- The p-norm, computed in f32. p: above 0, or math.huge; 2 unless given.
 --- ```lua
 --- ms.tensor({ 3.0, 4.0 }):norm() --> 5.0
 --- ```
 ---@field norm fun(self, p?: number, dim?: integer, keep_dim?: boolean): ms.Tensor
 --- ```lua
---- ms.tensor({ 3, 9, 1 }):argmax() --> 1
---- ```
----@field argmax fun(self, dim?: integer): ms.Tensor         i64, from 0; the first of equal numbers
---- ```lua
 --- ms.ones({ 3 }):cumsum(1) --> { 1.0, 2.0, 3.0 }
 --- ```
 ---@field cumsum fun(self, dim: integer): ms.Tensor   sums of all elements up to each one along dim
---- ```lua
---- ms.ones({ 3 }):dot(ms.full(2, { 3 })) --> 6.0
---- ```
----@field dot fun(self, other: ms.Tensor): ms.Tensor         1-D and 1-D to a scalar
 --- The q-quantile (q: 0 to 1) of all elements, with linear interpolation. quantile, above and a
 --- codec's encode have no gradient: while operators are recorded, they raise for a tensor that
 --- requires one.
@@ -440,24 +486,6 @@
 --- ```
 ---@field histogram fun(self, bins: integer, low: number, high: number): ms.Tensor   i64 [bins]
 -- indexing
---- The k greatest values along dim (the last dimension unless given), in descending order, and
---- their i64 indices. Of equal values the one with the lower index comes first.
---- ```lua
---- local values, ids = ms.tensor({ 3, 9, 1 }):topk(2)
---- values --> { 9, 3 }
---- ids --> { 1, 0 }
---- ```
----@field topk fun(self, k: integer, dim?: integer): ms.Tensor, ms.Tensor
---- 1-D: the numbers with |x| > threshold, in order of position and at most `capacity`. Returns
---- values [capacity], i64 indices [capacity], and an i64 count [1] of the slots used. Unused slots
---- have value 0 and index 0.
---- ```lua
---- local values, ids, count = ms.tensor({ 0.1, -3.0 }):above(1, 2)
---- values --> { -3.0, 0.0 }
---- ids --> { 1, 0 }
---- count --> { 1 }
---- ```
----@field above fun(self, threshold: ms.Number, capacity: integer): ms.Tensor, ms.Tensor, ms.Tensor
 --- Elements at the positions of index along dim; index has this tensor's sizes in all dimensions
 --- but dim, and the result has index's shape.
 --- ```lua
@@ -468,11 +496,19 @@
 --- ms.tensor({ { 1, 2 }, { 3, 4 } }):index_select(1, ms.tensor { 1 }) --> { { 3, 4 } }
 --- ```
 ---@field index_select fun(self, dim: integer, index: ms.Index): ms.Tensor   index: 1-D
+--- ```lua
+--- ms.tensor({ 3, 9, 1 }):argmax() --> 1
+--- ```
+---@field argmax fun(self, dim?: integer): ms.Tensor         i64, from 0; the first of equal numbers
 -- matrices
 --- ```lua
 --- ms.ones({ 2, 3 }):matmul(ms.ones { 3, 1 }) --> { { 3.0 }, { 3.0 } }
 --- ```
 ---@field matmul fun(self, other: ms.Tensor): ms.Tensor      batched over leading dimensions
+--- ```lua
+--- ms.ones({ 3 }):dot(ms.full(2, { 3 })) --> 6.0
+--- ```
+---@field dot fun(self, other: ms.Tensor): ms.Tensor         1-D and 1-D to a scalar
 --- [..., in] x weight^T + bias: [..., out], with weight [out, in] and bias [out].
 --- ```lua
 --- ms.ones({ 1, 3 }):linear(ms.ones { 2, 3 }, ms.ones { 2 }) --> { { 4.0, 4.0 } }

@@ -1,5 +1,6 @@
 -- Golden operators: results and gradients.
 local report = require "moonshard.cli.golden.report"
+local einsum = require "moonshard.composed".einsum
 
 local operators = { tolerance = 1e-5 }
 
@@ -18,6 +19,13 @@ local function pool(method, attributes)
     return t.x[method](t.x, given.kernel, options)
   end
   return { inputs = { "x" }, attributes = attributes, run = run }
+end
+local function along(attributes, f)
+  attributes.dim = true
+  return {
+    inputs = { "x" }, attributes = attributes,
+    run = function(t, given) return f(t, given.dim and dimension(given.dim), given) end,
+  }
 end
 local function matmul(t) return t.a:matmul(t.b) end
 -- Attributes that are descriptions only: name = true.
@@ -82,6 +90,28 @@ operators.known = {
   },
   max_pool2d = pool("max_pool2d", { stride = true, padding = true }),
   avg_pool2d = pool("avg_pool2d", { stride = true, padding = true, count_include_pad = true }),
+  floor = unary(function(t) return t.x:floor() end),
+  ceil = unary(function(t) return t.x:ceil() end),
+  round = unary(function(t) return t.x:round() end),
+  var = along({ keep = true, correction = true }, function(t, dim, given)
+    return t.x:var(dim, given.keep, given.correction)
+  end),
+  prod = along({ keep = true }, function(t, dim, given) return t.x:prod(dim, given.keep) end),
+  sort = along({ descending = true }, function(t, dim, given)
+    return (t.x:sort(dim, given.descending))
+  end),
+  tril = {
+    inputs = { "x" }, attributes = { diagonal = true },
+    run = function(t, given) return t.x:tril(given.diagonal) end,
+  },
+  triu = {
+    inputs = { "x" }, attributes = { diagonal = true },
+    run = function(t, given) return t.x:triu(given.diagonal) end,
+  },
+  einsum = {
+    inputs = { "a", "b" }, attributes = { equation = true },
+    run = function(t, given) return einsum(given.equation, t.a, t.b) end,
+  },
   sum = unary(function(t) return t.x:sum() end),
   mean_dim = {
     inputs = { "x" },
