@@ -7,6 +7,12 @@ describe("BatchNorm over ranks", function()
     it("is that of the whole batch, on " .. ranks, function() command.on_ranks("norms", ranks) end)
   end
 
+  it("is that on a GPU, too, which the ranks share", function()
+    command.on_ranks("norms", "2 --share-gpu --device cuda", nil,
+      ("MOONSHARD_CUDA_DRIVER='%s' MOONSHARD_STAND_IN_WATCH=stop"):format(
+        os.getenv "MOONSHARD_STAND_IN"))
+  end)
+
   it("has the peak that check predicts", function()
     local folder = command.folder()
     command.write(folder .. "/peak.lua", [[
