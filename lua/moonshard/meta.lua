@@ -237,8 +237,9 @@
 --- (`model.layers=24`). `open = true` in a description allows suboptions that are not declared
 --- (`hook.fraction=0.01`); the result has them in a table of its own (`hook_options`), with numbers
 --- and booleans converted. `check = f` in a description: f(value) returns what is wrong with the
---- value, or nil. `replaces = "minutes"` in a description: the option is nil unless it is given, and
---- then the option `minutes` is nil; both given is an error. Switches of the engine are flags (`--trace`, `--device`), not options.
+--- value, or nil. `replaces = "minutes"` in a description: the option is nil unless it is given;
+--- then the option `minutes` is nil, and both given is an error. Switches of the engine are flags
+--- (`--trace`, `--device`), not options.
 --- ```lua
 --- local options = ms.config { lr = 1e-3, steps = { 100, help = "length of the run" } }
 --- options.lr --> 0.001

@@ -38,7 +38,8 @@ local function declare(options, prefix, list)
   return list
 end
 
--- An option takes the place of another one, which must be there and take nobody's.
+-- Raises unless each option that replaces another one names a plain option of this recipe, which
+-- itself replaces none.
 local function check_replaced(list)
   for _, item in ipairs(list) do
     local other = item.replaces and list[item.replaces]

@@ -157,7 +157,7 @@ local function subscript(self, object)
   return made
 end
 
--- Attributes, indexes and calls behind a value.
+-- Attributes, indexes and calls after a value.
 local function postfix(self, object)
   while true do
     if operator(self, ".") then

@@ -34,7 +34,7 @@ for name, f in pairs(methods.cases) do
   end
 end
 
--- Words begin behind white space, "-" and opening brackets, unlike those of Python's title.
+-- Words begin after white space, "-" and opening brackets, unlike those of Python's title.
 known.title = { {}, function(value)
   return methods.letters(print.str(value), "title", function(bytes)
     return (bytes:lower():gsub("^%l", string.upper):gsub("[-%s({%[<]%l", string.upper))

@@ -35,7 +35,7 @@ LETTERS.F = function(t) return ("%04d-%02d-%02d"):format(t.year, t.month, t.day)
 LETTERS.T = function(t) return ("%02d:%02d:%02d"):format(t.hour, t.min, t.sec) end
 LETTERS.R = function(t) return ("%02d:%02d"):format(t.hour, t.min) end
 
---- The fields of a date, as os.date "*t" has them: of "2026-03-05" with a time behind it or not,
+--- The fields of a date, as os.date "*t" has them: of "2026-03-05" with a time after it or not,
 --- or of seconds since 1970 in UTC; now and here unless given. nil: it is no date.
 ---@param date? string|number
 ---@return table?

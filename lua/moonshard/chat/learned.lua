@@ -35,7 +35,7 @@ end
 ---@return { [1]: integer, [2]: integer }[]
 function learned.marked(ranges) return merged(ranges) end
 
--- The place behind the last time that a text is in bytes from + 1 to `to` of another, or nil.
+-- The place after the last time that a text is in bytes from + 1 to `to` of another, or nil.
 local function behind_last(bytes, from, to, part)
   local between, found = bytes:sub(from + 1, to), nil
   local at = between:find(part, 1, true)
@@ -47,14 +47,14 @@ local function behind_last(bytes, from, to, part)
 end
 
 --- The ranges of a text whose pieces know their messages: from the first to the last piece of a
---- message that is learned. They begin earlier, behind the generation prompt, if that is between
---- the last piece of another message and this first one. They end later, behind the first special
+--- message that is learned. They begin earlier, after the generation prompt, if that is between
+--- the last piece of another message and this first one. They end later, after the first special
 --- token, if that is before the next piece of another message.
 ---@param value string|ms.ChatText
 ---@param is_learned table<integer, boolean> by message
 ---@param special string[]
 ---@param prompt? string
----@return { [1]: integer, [2]: integer }[] from the byte, from 0, to the one behind the last
+---@return { [1]: integer, [2]: integer }[] from the byte, from 0, to the one after the last
 function learned.ranges(value, is_learned, special, prompt)
   local marks, bytes, ranges = text.marks(value), text.plain(value), {}
   local i = 1

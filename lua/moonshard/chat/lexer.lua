@@ -32,7 +32,7 @@ function Lexer:move(to)
   work.at(self.line)
 end
 
--- One escape in a string, at a backslash: its text, and the position behind it.
+-- One escape in a string, at a backslash: its text, and the position after it.
 local function escape(bytes, at)
   local c = bytes:sub(at + 1, at + 1)
   local octal = bytes:match("^[0-7][0-7]?[0-7]?", at + 1)
@@ -49,7 +49,7 @@ local function escape(bytes, at)
   return utf8.char(code), at + 2 + #digits
 end
 
--- A string in quotes, without them, and the position behind it.
+-- A string in quotes, without them, and the position after it.
 local function string_at(source, at)
   local quote, parts, from = source:sub(at, at), {}, at + 1
   at = from
@@ -62,7 +62,7 @@ local function string_at(source, at)
   end
 end
 
--- A number, and the position behind it.
+-- A number, and the position after it.
 local function number_at(source, at)
   local digits = source:match("^%d+", at)
   local fraction = source:match("^%.%d+", at + #digits) or ""
@@ -111,7 +111,7 @@ function Lexer:token(open)
   work.fail("corrupt", "unexpected character '%s'", source:match("^" .. utf8.charpattern, at))
 end
 
--- White space behind an end that has the sign "-", or the line break that a block swallows.
+-- White space after an end that has the sign "-", or the line break that a block swallows.
 function Lexer:finish(behind, sign, swallows)
   if sign == "-" then
     while behind <= #self.source and text.is_space(utf8.codepoint(self.source, behind)) do
@@ -173,7 +173,7 @@ function Lexer:raw(behind, sign)
   return self:finish(to + 1, last, true)
 end
 
--- One piece of text and what begins behind it; false at the end.
+-- One piece of text and what begins after it; false at the end.
 function Lexer:piece()
   local from = self.source:find("{[%%{#]", self.at)
   if not from then

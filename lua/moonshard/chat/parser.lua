@@ -33,7 +33,7 @@ local function targets(self)
   return list
 end
 
--- Nodes up to one of these words behind "{%", which is taken and returned.
+-- Nodes up to one of these words after "{%", which is taken and returned.
 local function body(self, ...)
   local ends, list = { ... }, {}
   work.enter()

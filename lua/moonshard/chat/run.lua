@@ -8,7 +8,7 @@ local work = require "moonshard.chat.work"
 local value_of = evaluate.value
 
 -- A rendering: the pieces that were written, how many bytes they are, and the ranges that blocks
--- marked as learned, from their first byte to the one behind the last, from 0.
+-- marked as learned, from their first byte to the one after the last, from 0.
 ---@class ms.ChatRun
 ---@field pieces (string|ms.ChatText)[]
 ---@field length integer

@@ -1,4 +1,4 @@
--- The tests behind "is", which the filters select and reject know, too.
+-- The tests after "is", which the filters select and reject know, too.
 local arguments = require "moonshard.chat.arguments"
 local numbers = require "moonshard.chat.numbers"
 local print = require "moonshard.chat.print"

@@ -242,7 +242,7 @@ function values.contains(whole, item)
   return false
 end
 
--- The places of a slice as Python has them: first, behind the last, step; from 0.
+-- The places of a slice as Python has them: first, after the last, step; from 0.
 local function places(length, first, last, step)
   local low, high = step > 0 and 0 or -1, step > 0 and length or length - 1
   local function clamp(place, default)

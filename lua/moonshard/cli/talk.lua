@@ -37,7 +37,7 @@ local function encoded(self, text)
   return self.words.encode(text, { special = "parse", bos = false, eos = false })
 end
 
--- The first special token that the template writes behind an answer; nil: it writes none. Tells of
+-- The first special token that the template writes after an answer; nil: it writes none. Tells of
 -- the date, if the template asks for it.
 local function end_of_turn(self)
   local messages = table.move(self.messages, 1, #self.messages, 1, {})

@@ -10,7 +10,7 @@
 ---@class ms.RenderOptions
 --- Whether the template adds the header of an answer at the end; false unless given.
 ---@field add_generation_prompt? boolean
---- What strftime_now shows: "2026-03-05", with a time behind it ("T10:20:30") or not, or seconds
+--- What strftime_now shows: "2026-03-05", with a time after it ("T10:20:30") or not, or seconds
 --- since 1970, shown in UTC; the current time unless given.
 ---@field date? string|number
 ---@field names? table<string, any>    more names that the template reads, as enable_thinking
@@ -67,10 +67,10 @@
 --- Otherwise strings remember the message that they come from, through all operations, and a range
 --- begins with the first piece of an assistant's message and ends with its last piece: all values
 --- of a message but its role and name, with the text between them that the template adds. A range
---- begins earlier, directly behind the generation prompt, if that text is between the last piece of
---- an earlier message and this first piece; the generation prompt is what the text has more with
---- add_generation_prompt than without, if the template gives both texts. A range ends later, directly behind the first special token,
---- if one is between its last piece and the next piece of another message.
+--- begins earlier, directly after the generation prompt, if that text is between the last piece of
+--- an earlier message and this first piece. The generation prompt is what add_generation_prompt
+--- adds at the end of the text, if the template gives both texts. A range ends later, directly after
+--- the first special token, if one is between its last piece and the next piece of another message.
 ---
 --- dated: whether the template asked for the date.
 --- ```lua

@@ -28,8 +28,8 @@
 ---@field seed? integer                of the order of records; the engine's seed unless given
 ---@field group? ms.Group              ranks that share the batch; the world unless given
 
---- Data sets are read once and held in host memory, but for JSON lines. A data set, a part of it or
---- a loader that a script drops is freed by the collector, which knows what they hold; `close` frees
+--- Data sets are read once and held in host memory, but for JSON lines. The collector frees a data
+--- set, a part of it or a loader that a script has dropped, and knows what they hold; `close` frees
 --- at once.
 ---@class ms.data
 --- The bytes of files as tokens; of a folder, those of all files below it in the order of their
