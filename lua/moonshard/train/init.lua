@@ -588,8 +588,9 @@ function train.train(options)
   local o = settings.check(options)
   local before_quiet = launch.quiet
   launch.quiet = before_quiet or o.quiet or false
+  -- However it ends: a script may go on after an error.
   local scope <close> = setmetatable({}, { -- luacheck: ignore scope
-    __close = function() launch.quiet = before_quiet end,
+    __close = function() launch.quiet, steps.before_reload = before_quiet, nil end,
   })
   local self = {
     o = o, skips = 0, unjudged = {}, numbers = {}, parameters = o.model:parameters(),
@@ -617,7 +618,6 @@ function train.train(options)
     if before and step == self.start then tell_of_attention(before) end
     last = step
   end
-  steps.before_reload = nil
   judge_all(self)
   local signal = last + 1 < (o.steps or math.huge) and launch.cut
   if signal then stop(self, last, signal) end
