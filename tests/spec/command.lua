@@ -52,6 +52,22 @@ function command.line(folder, arguments, settings)
     :format(folder, CACHE, settings or "", DEADLINE, command.program, arguments)
 end
 
+--- The line for a shell that runs a line of command.line on a terminal, and writes what the
+--- terminal shows to a file. `script` takes the user's shell, which may be any or none. `timeout`
+--- would put the program into a group of its own, and a shell that forks does not make it the
+--- terminal's: the first read stops such a program.
+---@param line string
+---@param screen string path of the file
+---@param ends? { columns: integer?, code: boolean? } the terminal's width; "ended CODE" at the end
+---@return string
+function command.terminal(line, screen, ends)
+  ends = ends or {}
+  line = line:gsub(" timeout %-k 5 ", " timeout --foreground -k 5 ")
+  if ends.code then line = ("{ %s; }; echo ended $?"):format(line) end
+  if ends.columns then line = ("stty cols %d && { %s; }"):format(ends.columns, line) end
+  return ("SHELL=/bin/sh script -q -f -e -c '%s' '%s'"):format(line:gsub("'", "'\\''"), screen)
+end
+
 -- The exit code of a command as a shell reports it: 128 + n for a signal.
 local function code_of(_, how, number) return how == "signal" and 128 + number or number end
 

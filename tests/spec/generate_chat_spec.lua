@@ -218,8 +218,8 @@ describe("moonshard generate --chat", function()
   it("shows an answer at once, and a sign before the user's lines on a terminal", function()
     local line = command.line(folder, ("generate %s/chatml --chat --greedy"):format(models))
     command.write(folder .. "/in", "one\n")
-    assert(os.execute(("script -qec %q '%s/screen' >'%s/out' <'%s/in'"):format(line, folder, folder,
-      folder)))
+    assert(os.execute(("%s >'%s/out' <'%s/in'"):format(command.terminal(line, folder .. "/screen"),
+      folder, folder)))
     local screen = command.read(folder .. "/out")
     assert.truthy(screen:find("> ", 1, true), screen)
     assert.truthy(screen:gsub("\r\n", "\n"):find(answer { user "one" }, 1, true), screen)

@@ -57,10 +57,8 @@ describe("the live line", function()
   -- text that a row has had.
   local function run(columns, options)
     local file = folder .. "/typescript"
-    local line = command.line(folder, "run r.lua " .. options):gsub("'", "'\\''")
-    os.execute(
-      ("script -q -e -c 'stty cols %d && { %s; }; echo ended $?' '%s' </dev/null >/dev/null")
-        :format(columns, line, file))
+    os.execute(command.terminal(command.line(folder, "run r.lua " .. options), file,
+      { columns = columns, code = true }) .. " </dev/null >/dev/null")
     local text = assert(command.read(file)):gsub("^Script started[^\n]*\n", "")
     local rows = {}
     for row in text:gmatch "([^\n]*)\n" do

@@ -215,8 +215,8 @@ describe("moonshard runs", function()
   it("cuts its lines at the edge of a terminal", function()
     command.write(folder .. "/r.lua", RECIPE)
     assert.equal(0, (command.run(folder, "run r.lua run=runs/one rate=0.25")))
-    os.execute(("script -q -e -c 'stty cols 70 && %s' '%s/typescript' </dev/null >/dev/null")
-      :format(command.line(folder, "runs"):gsub("'", "'\\''"), folder))
+    os.execute(command.terminal(command.line(folder, "runs"), folder .. "/typescript",
+      { columns = 70 }) .. " </dev/null >/dev/null")
     local line = command.read(folder .. "/typescript"):match "\n(runs/one[^\r\n]*)"
     assert.equal(70, utf8.len(line), line)
     assert.matches("…$", line)

@@ -38,9 +38,9 @@ describe("moonshard repl", function()
     assert(os.execute(("mkfifo '%s'"):format(input)))
     -- `timeout` would hand on Ctrl-C, which the terminal has sent, a second time.
     local line = command.line(folder, "repl", command.own_cache(folder) .. " " .. settings)
-      :gsub(" timeout %-k 5 %d+ ", " "):gsub("'", "'\\''")
-    assert(os.execute(("script -q -f -e -c '%s; echo ended $?' '%s' <'%s' >/dev/null &")
-      :format(line, output, input)))
+      :gsub(" timeout %-k 5 %d+ ", " ")
+    assert(os.execute(("%s <'%s' >/dev/null &"):format(
+      command.terminal(line, output, { code = true }), input)))
     local keys, seen, self = assert(io.open(input, "w")), 0, {}
     keys:setvbuf "no"
     function self.send(text, pattern)
