@@ -13,6 +13,17 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/engine/include/moonshard DESTINATION ${C
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/lua/ DESTINATION ${MOONSHARD_LUA_DIR}
   FILES_MATCHING PATTERN "*.lua")
 
+# Recipes, and the text that they train on where no data= is given: sayings, if Debian's package fortunes is here.
+# lua/moonshard/base/shipped.lua looks for both beside the Lua files.
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/recipes DESTINATION ${MOONSHARD_SHARE_DIR})
+set(MOONSHARD_TEXT /usr/share/games/fortunes CACHE PATH "folder of the text files that are installed for recipes")
+set(licence /usr/share/doc/fortunes/copyright)
+if(EXISTS ${MOONSHARD_TEXT} AND EXISTS ${licence})
+  install(DIRECTORY ${MOONSHARD_TEXT}/ DESTINATION ${MOONSHARD_SHARE_DIR}/text
+    FILES_MATCHING REGEX "/[a-z-]+$" REGEX "/(ascii-art|drugs|ethnic|men-women)$" EXCLUDE)
+  install(FILES ${licence} DESTINATION ${MOONSHARD_SHARE_DIR}/text RENAME licence.txt)
+endif()
+
 set(package ${CMAKE_INSTALL_LIBDIR}/cmake/moonshard)
 install(EXPORT moonshard NAMESPACE moonshard:: FILE moonshardTargets.cmake DESTINATION ${package})
 configure_package_config_file(${PROJECT_SOURCE_DIR}/engine/cmake/moonshardConfig.cmake.in

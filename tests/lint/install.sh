@@ -58,6 +58,9 @@ sed -n "s|/opt/moonshard|$prefix|g; /^export LUA_/p" "$folder/said" >"$folder/va
 (. "$folder/variables" && "$lua" -e 'assert(require "moonshard")')
 echo "with the CLI"
 "$prefix/bin/moonshard" --help >/dev/null
+echo "with a recipe of the installation, and the text that it trains on"
+(cd "$folder" && "$prefix/bin/moonshard" run gpt_bytes --help | grep -q "^options of this recipe")
+[ ! -d /usr/share/games/fortunes ] || [ -f "$prefix/share/moonshard/text/computers" ] && [ -f "$prefix/share/moonshard/text/licence.txt" ]
 echo "its man page and completions"
 for file in man/man1/moonshard.1 bash-completion/completions/moonshard zsh/site-functions/_moonshard; do
     [ -s "$prefix/share/$file" ]

@@ -133,7 +133,7 @@ end
 
 local function print_help(list)
   io.write(("usage: moonshard run %s [switches] [key=value ...]\n\noptions of this recipe:\n")
-    :format(launch.recipe or "RECIPE"))
+    :format(launch.recipe_given or launch.recipe or "RECIPE"))
   for _, item in ipairs(list) do
     local default = item.replaces and item.path .. " =" or
       ("%s = %s"):format(item.path, shown(item.default))

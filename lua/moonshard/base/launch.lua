@@ -30,6 +30,7 @@ local launch = {
   help = false,          -- print the recipe's options and stop
   config_file = nil,     -- --config
   recipe = nil,          -- path of the recipe
+  recipe_given = nil,    -- the same, or its bare name, as the user has typed it
   command = nil,         -- the command line, as it was given
   arguments_given = nil, -- the same as a list, without the program
   run = nil,             -- folder of the run, once there is one

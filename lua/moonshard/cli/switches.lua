@@ -1,6 +1,7 @@
 -- The switches that commands share, parsed by argparse. Arguments of the form key=value are the
 -- recipe's options.
 local launch = require "moonshard.base.launch"
+local shipped = require "moonshard.base.shipped"
 
 local switches = {
   root = nil,            -- the parser of which new parsers are commands; see the command docs
@@ -122,7 +123,8 @@ end
 ---@return table
 function switches.recipe_parser(name, description, device)
   local parser = switches.parser(name, description, device)
-  parser:argument("recipe", "a Lua file"):args "?"
+  parser:argument("recipe", "a Lua file, or the name of a recipe that is installed: gpt_bytes")
+    :args "?"
   parser:argument("options",
     ("key=value: options of the recipe (`moonshard %s RECIPE --help` lists them)"):format(name))
     :args "*"
@@ -161,7 +163,7 @@ local function advice(parser, message, arguments)
   local names, meant, recipe = {}, {}, nil
   for _, argument in ipairs(arguments) do recipe = recipe or argument:match "^[^-].*%.lua$" end
   local function known(name, text) names[#names + 1], meant[name] = name, text end
-  for _, name in ipairs(declared_in(recipe)) do
+  for _, name in ipairs(declared_in(recipe and shipped.find(recipe))) do
     known(name, name .. "=VALUE, an option of the recipe")
   end
   for _, option in ipairs(parser._options) do
@@ -200,6 +202,9 @@ end
 function switches.parse_recipe(parser, arguments)
   local parsed = switches.parse(parser, arguments)
   if not parsed.recipe then launch.exit(2, "which recipe?\n" .. parser:get_usage()) end
+  local path, message = shipped.recipe(parsed.recipe)
+  if not path then launch.exit(2, message) end
+  launch.recipe_given, parsed.recipe = parsed.recipe, path
   return parsed
 end
 

@@ -16,6 +16,7 @@ local plans = require "moonshard.parallel.overlap.plans"
 local prefetch = require "moonshard.parallel.fsdp.prefetch"
 local options_of = require "moonshard.base.options"
 local own_command = require "moonshard.base.own_command"
+local shipped = require "moonshard.base.shipped"
 local texts = require "moonshard.scripts.texts"
 local tokenizer = require "moonshard.scripts.tokenizer"
 local default_text = require "moonshard.scripts.default_text"
@@ -56,18 +57,24 @@ local function ready_made(kind)
   return #kind.ready > 0 and table.concat(kind.ready, ", ") or "none"
 end
 
--- The Lua files in the folders where a user keeps scripts, each once.
+-- The Lua files in the folders where a user keeps scripts, each once, and those of the
+-- installation, by the names that shipped.find takes.
 local function files_at_hand(folder)
   local recipe, found, seen = launch.recipe or "", {}, {}
+  local own, below = shipped.folder "recipes", folder .. "/"
   local near = recipe:match "^(.*/)[^/]*$" or ""
-  local below = folder .. "/"
-  for _, place in ipairs { "", near, below, near .. below, "recipes/" .. below } do
-    for _, name in ipairs(core.list(place == "" and "." or place) or {}) do
-      local path = place .. name
-      local is_script = name:match "%.lua$" and path ~= recipe and (place ~= near or near == "")
-      if is_script and not seen[path] then found[#found + 1], seen[path] = path, true end
+  if own and near == own .. "/" then near = "" end
+  local function add(place, shown)
+    for _, name in ipairs(core.list(place) or {}) do
+      local path = shown .. name
+      if name:match "%.lua$" and path ~= recipe and not seen[path] then
+        found[#found + 1], seen[path] = path, true
+      end
     end
   end
+  add(".", "")
+  for _, place in ipairs { below, near .. below, "recipes/" .. below } do add(place, place) end
+  if own then add(("%s/%s"):format(own, below), "recipes/" .. below) end
   return found
 end
 
@@ -76,10 +83,10 @@ local function file_of(name, value)
   local kind = kinds[name]
   if kind.by_name and value:match "^[%w_]+$" then
     for _, path in ipairs(files_at_hand(kind.folder)) do
-      if path:match "([^/]*)%.lua$" == value then return path end
+      if path:match "([^/]*)%.lua$" == value then return shipped.find(path) end
     end
   end
-  return value
+  return shipped.find(value)
 end
 
 -- A text that says what is wrong with the value of an option, or nil.
