@@ -14,10 +14,12 @@ external_dependencies = { DNNL = { header = "dnnl.h" }, JANSSON = { header = "ja
 build = {
   type = "command",
   -- Libraries lie beside the Lua module, where luarocks puts all that is compiled.
-  build_command = "cmake -S . -B build/rock -DMOONSHARD_TESTS=OFF -DCMAKE_INSTALL_LIBDIR=lib/lua/5.4 && cmake --build build/rock --parallel",
+  build_command = "cmake -S . -B build/rock -DMOONSHARD_TESTS=OFF -DCMAKE_INSTALL_LIBDIR=lib/lua/5.4 && cmake --build build/rock --parallel 2",
   install_command = "rm -rf build/rock/stage && cmake --install build/rock --prefix build/rock/stage"
     .. " && mkdir -p '$(LUADIR)' '$(LIBDIR)/moonshard' '$(BINDIR)'"
     .. " && cp -R build/rock/stage/share/lua/5.4/. '$(LUADIR)'"
+    -- Nothing is installed elsewhere, so recipes and texts go among the Lua files.
+    .. " && cp -R build/rock/stage/share/moonshard '$(LUADIR)/moonshard/share'"
     -- luarocks moves files one by one, which breaks links: the libraries go by the names under which they are loaded.
     .. " && cp build/rock/stage/lib/lua/5.4/moonshard/core.so '$(LIBDIR)/moonshard' && cp -L build/rock/stage/lib/lua/5.4/lib*.so.? '$(LIBDIR)'"
     .. " && cp build/rock/stage/bin/moonshard '$(BINDIR)'",

@@ -25,6 +25,11 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_C_VISIBILITY_PRESET hidden)
 # The build tree can be moved or mounted elsewhere: its libraries are found relative to the file that needs them.
 set(CMAKE_BUILD_RPATH_USE_ORIGIN ON)
+# In a wheel the program's folder of libraries is also the one for what oneDNN needs: RPATH, unlike RUNPATH, holds for all that a
+# file loads. MPI modules stay outside, since an MPI is of the system.
+if(MOONSHARD_WHEEL)
+  add_link_options(-Wl,--disable-new-dtags)
+endif()
 
 add_library(moonshard_settings INTERFACE)
 target_compile_definitions(moonshard_settings INTERFACE _GNU_SOURCE)

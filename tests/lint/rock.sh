@@ -14,4 +14,5 @@ cd "$folder"
 lua5.4 -e 'assert(require "moonshard".ones { 2 }:sum():item() == 2)'
 echo 'local ms = require "moonshard" assert(ms.world():all_reduce(ms.ones { 1 }):sync():item() == 2)' >ranks.lua
 "$folder/tree/bin/moonshard" run ranks.lua -n 2
+"$folder/tree/bin/moonshard" run gpt_bytes --help | grep -q "^options of this recipe"
 echo "the rock works"

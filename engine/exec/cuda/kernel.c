@@ -123,9 +123,9 @@ void ms_cuda_launch(ms_cuda_work *work, const ms_cuda_kernel *kernel, ms_cuda_sh
     ms_cuda_result result = find(self, &work->stream->engine->context, kernel, &function);
     if (result && result != MS_CUDA_OUT_OF_MEMORY && !*kernel->image) {
         ms_cuda_work_fail(work, MS_ERROR_UNSUPPORTED,
-                          "%s: this build has no kernels for GPUs: make them with "
-                          "`./moonshard build --cuda`, or with cmake's "
-                          "-DMOONSHARD_WITH_CUDA=ON, where the CUDA toolkit is",
+                          "%s: this build has no kernels for GPUs: install the CUDA toolkit 13, "
+                          "and in a checkout call `./moonshard build --cuda`, `pip wheel .` for a "
+                          "wheel, or cmake with -DMOONSHARD_WITH_CUDA=ON and cpack for a .deb",
                           work->launch->name);
         return;
     }
