@@ -58,6 +58,7 @@ local cfg = ms.config(ms.scripts.options {
     "deterministic", choices = { "deterministic", "fast" },
     help = "how a GPU adds up its gradients; fast: in no certain order",
   },
+  ema        = { 0.0, help = "decay of averaged weights, which are validated and saved; 0: none" },
   resume     = { "never", help = "never, auto, or a checkpoint" },
   run        = { "", help = "folder of the run" },
   every      = { eval = 250, save = 1000, sample = 1000 },
@@ -137,6 +138,7 @@ local result = ms.train {
   sample = (tokenizer or cfg.bytes)
     and { every = cfg.every.sample, count = 300, tokenizer = tokenizer } or nil,
   save = { every = cfg.every.save, last = 2 },
+  ema = cfg.ema ~= 0 and cfg.ema or nil,
   resume = cfg.resume, run = cfg.run ~= "" and cfg.run or nil,
 }
 ms.scripts.save(result, model, adapts)

@@ -21,6 +21,7 @@ local cfg = ms.config(ms.scripts.options {
     help = "of matrix products; auto: bf16 where the device multiplies it, else f32",
   },
   graph   = { false, help = "launch what each step repeats as graphs, on a GPU" },
+  ema     = { 0.0, help = "decay of averaged weights, which are validated and saved; 0: none" },
   resume  = { "never", help = "never, auto, or a checkpoint" },
   run     = { "", help = "folder of the run" },
   sample  = { 30.0, help = "seconds until a sample of text; the next take twice as long each" },
@@ -54,6 +55,7 @@ local result = ms.train {
   eval = { every = cfg.every.eval, batches = 40 },
   sample = { every = cfg.every.sample, seconds = cfg.sample, count = 300, temperature = 0.8 },
   save = { every = cfg.every.save, last = 2 },
+  ema     = cfg.ema ~= 0 and cfg.ema or nil,
   resume  = cfg.resume, run = cfg.run ~= "" and cfg.run or nil,
 }
 ms.scripts.save(result, model)

@@ -12,6 +12,7 @@ local cfg = ms.config(ms.scripts.options {
   dropout = { 0.3, help = "share of the hidden layer's inputs and outputs dropped in training" },
   lr     = { 2e-3, help = "learning rate" },
   train  = { 0.9, help = "share of the digits to train on; the rest is held out" },
+  ema    = { 0.0, help = "decay of averaged weights, which are validated and saved; 0: none" },
   resume = { "never", help = "never, auto, or a checkpoint" },
   run    = { "", help = "folder of the run" },
   save   = { 0, help = "steps between checkpoints" },
@@ -53,6 +54,7 @@ local result = ms.train {
     end,
   },
   save = { every = cfg.save, last = 2 }, resume = cfg.resume,
+  ema = cfg.ema ~= 0 and cfg.ema or nil,
   run = cfg.run ~= "" and cfg.run or nil, clip = clip, log_every = 100,
 }
 ms.log("accuracy on held-out digits %.1f%%", 100 * result.valid.accuracy)

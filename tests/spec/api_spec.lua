@@ -65,6 +65,7 @@ describe("the annotations", function()
     ["ms.DDP"] = ddp, ["ms.fsdp"] = ms.fsdp, ["ms.FSDP"] = fsdp,
     ["ms.Bucket"] = bucket, ["ms.State"] = ms.hooks.state "of_api_spec",
     ["ms.hooks"] = ms.hooks, ["ms.Future"] = ms.all {},
+    ["ms.EMA"] = ms.optim.ema(layer),
     ["ms.Averager"] = ms.optim.averager { period = 2 },
     ["ms.Codec"] = ms.codec "int8", ["ms.Metric"] = ms.metric "of_api_spec",
     ["ms.Report"] = ms.report { run = folder }, ["ms.Dataset"] = set,
@@ -137,7 +138,8 @@ describe("the annotations", function()
     ["ms.FSDP"] = upvalue(debug.getmetatable(fsdp).__index, "FSDP"),
   }
   for _, name in ipairs {
-    "Optimizer", "Scaler", "Averager", "Stream", "Group", "Bucket", "State", "Future", "Codec",
+    "Optimizer", "Scaler", "Averager", "EMA",
+    "Stream", "Group", "Bucket", "State", "Future", "Codec",
     "Metric", "Report", "Dataset", "Loader",
   } do
     tables["ms." .. name] = methods_of(objects["ms." .. name])
@@ -215,6 +217,7 @@ describe("the annotations", function()
     ["ms.Module.save"] = on("ms.Module", "save", folder),
     ["ms.Module.state"] = on("ms.Module", "state"),
     ["ms.Optimizer.state"] = on("ms.Optimizer", "state"),
+    ["ms.EMA.state"] = on("ms.EMA", "state"), ["ms.optim.ema"] = of(ms.optim, "ema", layer),
     ["ms.Optimizer.step"] = on("ms.Optimizer", "step"),
     ["ms.Optimizer.step_param"] = on("ms.Optimizer", "step_param", layer.weight, x),
     ["ms.Tensor.attention"] = function(o) x:attention(x, x, o) end,

@@ -157,7 +157,7 @@ return {
   { "LBFGS, Lion, Adafactor, Muon, Shampoo, custom optimizer", "ms.optim.define",
     "ms.optim.define makes an optimizer of a few lines.", none = true },
   { "ema, exponential moving average, swa, AveragedModel, weight averaging, model averaging",
-    "ms.optim.averager", "The averager averages over ranks, not over time.", none = true },
+    "ms.optim.ema TrainOptions.ema ms.optim.averager", "The averager averages over ranks." },
   { "ZeroRedundancyOptimizer, zero1, ZeRO-1, zero stage 1, optimizer sharding",
     "OptimizerOptions.shard" },
   -- Data.

@@ -166,16 +166,17 @@
 --- ```
 ---@field passes fun(cfg: table): integer
 --- The text of recipes that are started without one, one token a byte: sayings in English of
---- Debian's package fortunes, which the launcher installs where it can, else the files of this
---- repository beside the recipe. The first lines of the run say which.
+--- Debian's package fortunes, which the launcher of a checkout installs where it can and packages of
+--- Moonshard bring, else the files of this repository beside the recipe. The first lines of the run
+--- say which. Raises where no text is found.
 --- ```lua
 --- ms.scripts.default_text():size() > 1000 --> true
 --- ```
 ---@field default_text fun(): ms.Dataset
 --- The end of a recipe: saves the model into the folder "model" of the run, and says where it is,
---- what the last validation has given, and which commands to try next. With has_adapters, it first saves the adapters into the
---- folder "adapter" and merges them into the model. All ranks call it. A model that cannot be saved
---- raises.
+--- what the last validation has given, and which commands to try next. With has_adapters, it first
+--- saves the adapters into the folder "adapter" and merges them into the model. A run that averaged
+--- its weights (`ema`) saves the averages. All ranks call it. A model that cannot be saved raises.
 --- ```lua
 --- local model = ms.nn.gpt2 { vocab = 64, context = 16, layers = 1, width = 32, heads = 2 }
 --- ms.scripts.save({ step = 0, tokens_per_second = 0, run = "." }, model)

@@ -54,6 +54,15 @@
 ---@field backoff_factor? number       .5 unless given
 ---@field growth_interval? integer     good iterations until the factor grows; 2000 unless given
 
+---@class ms.EMAOptions
+--- The part of the old average that stays in each step, 0 or more and below 1; .999 unless given. A
+--- group may have its own, which may be changed between steps.
+---@field decay? number
+--- true unless given: in step n, from 0 on, no more than (1 + n) / (10 + n) stays, so that the
+--- averages soon forget the weights with which they began (TensorFlow's
+--- `ExponentialMovingAverage` with `num_updates`).
+---@field warmup? boolean
+
 ---@class ms.AveragerOptions
 ---@field period? integer              steps from one average to the next
 ---@field periods? integer[][]         pairs of period and group size, in ascending order
@@ -240,6 +249,63 @@
 --- for _ in ms.steps(16) do averager:step(model) end
 --- ```
 ---@field averager fun(options: ms.AveragerOptions): ms.Averager
+--- Exponential moving averages of weights over steps, for validation and for the model that is kept
+--- (`ms.train { ema = }` does all of this): average = decay * average + (1 - decay) * weight. They
+--- begin as the weights are, and are f32. Of a module: of the parameters that are trained now. Of a
+--- model of `ms.fsdp`, each rank has those of its shards; make them after wrapping. Buffers are not
+--- averaged. Checkpoints save it as they save an optimizer, for any ranks and strategies.
+--- Errors: no parameter; decay below 0 or not below 1.
+--- ```lua
+--- local model = ms.nn.Linear(1, 1, { bias = false })
+--- local start = model.weight:item()
+--- local optimizer = ms.optim.sgd(model, { lr = 1.0 })
+--- local ema = ms.optim.ema(model, { decay = 0.75, warmup = false })
+--- model(ms.ones { 1, 1 }):sum():backward() -- the gradient is 1
+--- optimizer:step()
+--- ema:step()
+--- model.weight:item() - start --> -1.0
+--- ema:averaged(function() return model.weight:item() - start end) --> -0.25
+--- ```
+---@field ema fun(params: ms.Params, options?: ms.EMAOptions): ms.EMA
+
+---@class ms.EMA
+--- The averages follow the weights; after each step of their optimizer. All ranks call it. Raises
+--- inside `averaged`.
+--- ```lua
+--- local ema = ms.optim.ema(ms.nn.Linear(2, 1))
+--- ema:step()
+--- ema:state().steps --> 1
+--- ```
+---@field step fun(self)
+--- f(...) with the averages in the place of the weights, and what f gives; f may validate, save the
+--- model or generate with it, and must not train it. The weights come back bit for bit, also after
+--- an error, which is then raised. For a while it needs the memory of a copy of one parameter more,
+--- and of an f32 copy of each 16-bit one. All ranks call it. Raises inside itself.
+--- ```lua
+--- local model = ms.nn.Linear(2, 1)
+--- local ema = ms.optim.ema(model)
+--- ema:averaged(function(x) return model(x):item() end, ms.zeros { 1, 2 }) == model.bias:item() --> true
+--- ```
+---@field averaged fun(self, f: (fun(...: any): any), ...: any): any
+--- As of an optimizer: `steps`, and of each parameter the tensor `average`.
+--- ```lua
+--- ms.optim.ema(ms.nn.Linear(2, 1)):state().parameters.weight.average:shape() --> { 1, 2 }
+--- ```
+---@field state fun(self, options?: { kind?: "full"|"sharded", live?: boolean }): table
+--- Continues from a saved state, as an optimizer does.
+--- ```lua
+--- local model = ms.nn.Linear(2, 1)
+--- local ema = ms.optim.ema(model)
+--- ema:load_state(ms.optim.ema(model):state())
+--- ema:state().steps --> 0
+--- ```
+---@field load_state fun(self, state: table)
+--- The groups, each with its params and decay.
+--- ```lua
+--- local ema = ms.optim.ema(ms.nn.Linear(2, 1), { decay = 0.5 })
+--- ema:groups()[1].decay --> 0.5
+--- ```
+---@field groups fun(self): ms.ParamGroup[]
 
 ---@class ms.Averager
 --- Counts a step, and averages the parameters in place if the step is due. All ranks call it once

@@ -78,6 +78,12 @@
 --- is not below the least one before, or when the function, which gets the step and the values of
 --- each validation, gives true. What it gives on rank 0 holds for all ranks.
 ---@field stop? { patience: integer }|fun(step: integer, values: table<string, number>): boolean?
+--- Averages of the weights (`ms.optim.ema`): a decay, or a table with decay and warmup. Validations
+--- and samples are made with the averages, and so decide `save.best` and `stop`; training goes on
+--- with the weights. Checkpoints have both. The model holds the weights at the end;
+--- `ms.scripts.save` saves the averages, and `ema` of the result is the object that has them. A run
+--- may begin to average when it is resumed, with the weights of its checkpoint; a line says so.
+---@field ema? number|ms.EMAOptions
 ---@field log_every? integer           steps between two lines; unless given, as ms.report says
 --- tensorboard: true also writes event files for TensorBoard, in the run's folder tensorboard/: the
 --- numbers of metrics.jsonl and the samples; histograms: in each so-manieth step also histograms of
@@ -123,6 +129,7 @@
 --- The validation with the least loss, after `step` steps; path: of its checkpoint, with
 --- save.best. nil: there was no validation with a finite loss.
 ---@field best? { loss: number, step: integer, path?: string }
+---@field ema? ms.EMA                  with the option ema: the averages
 --- On rank 0, why the last checkpoint is not on disk; nil if it is. A program of `moonshard run`
 --- then ends with exit code 3.
 ---@field lost_save? string

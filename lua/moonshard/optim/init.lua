@@ -3,6 +3,7 @@ local core = require "moonshard.core"
 local options_of = require "moonshard.base.options"
 local averager = require "moonshard.optim.averager"
 local clip = require "moonshard.optim.clip"
+local ema = require "moonshard.optim.ema"
 local kinds = require "moonshard.optim.kinds"
 local optimizers = require "moonshard.optim.optimizer"
 local overlap = require "moonshard.parallel.overlap"
@@ -14,7 +15,7 @@ require "moonshard.optim.saved_state"
 ---@class ms.optim
 local optim = {}
 for name, f in pairs(schedules) do optim[name] = f end
-optim.scaler, optim.averager = scaler.new, averager
+optim.scaler, optim.averager, optim.ema = scaler.new, averager, ema
 optim.in_backward, optim.in_backward_of = overlap.in_backward, overlap.in_backward_of
 optim.overlap_standard = overlap.attach
 optim.clip_grad_norm, optim.clip_grad_value = clip.clip_grad_norm, clip.clip_grad_value
@@ -90,6 +91,9 @@ function optim.register_overlapped(kind, make)
   overlapped[kind] = make
 end
 
-options_of.methods(Optimizer, "an optimizer")
+options_of.methods(Optimizer, "an optimizer", function(value)
+  local meta = type(value) == "table" and getmetatable(value)
+  return type(meta) == "table" and meta.__name == Optimizer.__name
+end)
 
 return options_of.closed(optim, "ms.optim")

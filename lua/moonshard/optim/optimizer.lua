@@ -14,7 +14,8 @@ local ownership = require "moonshard.base.ownership"
 ---@class ms.Optimizer
 local Optimizer = {}
 -- Fields of an optimizer that may be nil.
-local unset = { shard = true, number = true, released = true, scaler = true, idle = true }
+local unset = { shard = true, number = true, released = true, scaler = true, idle = true,
+  swapped = true }
 function Optimizer.__index(_, name)
   local value = Optimizer[name]
   if value ~= nil or unset[name] then return value end
@@ -149,14 +150,16 @@ local function add_group(self, group)
     self.slots[p] = { group = live, state = {}, position = self.count }
     self.order[self.count] = p
     if not core.is_parameter(p) then p:keep() end
-    ownership.stepped[p] = self
+    -- One that steps nothing keeps others from changing a parameter, and is no part of joins.
+    local observes = self.kind.observes
+    ownership.stepped[p] = observes and ownership.stepped[p] or self
     local entry = ownership.sharded[p]
-    if entry then sharded_join.add_optimizer(entry.model, self) end
+    if entry and not observes then sharded_join.add_optimizer(entry.model, self) end
   end
 end
 
---- A new optimizer of a kind (kinds.lua).
-function optimizers.new(kind, params, options)
+--- A new optimizer of a kind (kinds.lua). meta: its metatable, if it is not of the class.
+function optimizers.new(kind, params, options, meta)
   options = options or {}
   kinds.check(kind, options)
   local defaults = setmetatable({}, { __index = kind.all_defaults })
@@ -165,7 +168,7 @@ function optimizers.new(kind, params, options)
     kind = kind, defaults = defaults, list = {}, begins = {}, slots = {}, order = {}, count = 0,
     steps = 0, lost = 0, skipped = {}, counted = false, storages = {}, shard = options.shard,
     owner = {},
-  }, Optimizer)
+  }, meta or Optimizer)
   if self.shard then self.number = joined.number(self) end
   for _, group in ipairs(groups_of(params)) do add_group(self, group) end
   return self

@@ -325,6 +325,9 @@ end
 ---@param has_adapters? boolean
 function scripts.save(result, model, has_adapters)
   options_of.argument("scripts.save", "result", result, "table")
+  if result.ema and not result.ema.swapped then
+    return result.ema:averaged(scripts.save, result, model, has_adapters)
+  end
   if has_adapters then
     assert(model:save_adapters(result.run .. "/adapter"))
     log.log("the adapters are in %s/adapter", result.run)

@@ -17,7 +17,7 @@ local folder = {}
 -- Everything that a checkpoint of this run holds.
 local function things_of(self)
   local o = self.o
-  local things = { model = o.model, optimizer = o.optimizer }
+  local things = { model = o.model, optimizer = o.optimizer, ema = self.ema }
   if type(o.data) ~= "function" and o.data.state then things.data = o.data end
   if self.scaler then things.scaler = self.scaler end
   local method = ownership.methods[o.model]
@@ -123,15 +123,23 @@ local function chosen_by(path)
   local ok, chosen = pcall(values_of.decode, manifest and manifest.values.chosen, function() end)
   if not ok or type(chosen) ~= "table" then return nil end
   return { steps = math.tointeger(chosen.steps), dtype = chosen.dtype, best = chosen.best,
-    stopped = math.tointeger(chosen.stopped) }
+    stopped = math.tointeger(chosen.stopped), ema = chosen.ema == true }
 end
 
 -- Loads the checkpoint into model, optimizer and the other things. If the user has not named a
 -- checkpoint, a damaged one is skipped and the one before it is loaded.
 local function load(self, search, path)
   while true do
-    self:settle(chosen_by(path))
-    local loaded, message, code = checkpoint.load(path, things_of(self))
+    local chosen, things = chosen_by(path), things_of(self)
+    self:settle(chosen)
+    -- Averages may begin in the middle of a run.
+    local begins = self.ema and not (chosen and chosen.ema)
+    if begins then things.ema = nil end
+    local loaded, message, code = checkpoint.load(path, things)
+    if loaded and begins then
+      self.ema:_begin()
+      log.log("ema: the checkpoint has no averages: they begin with its weights")
+    end
     if loaded then
       if math.type(loaded.step) ~= "integer" then
         launch.exit(3, ("'%s' has no step from which to resume"):format(path))
@@ -249,7 +257,7 @@ function folder.save(self, step)
   local things = things_of(self)
   things.step = step
   things.chosen = { steps = self.o.steps, dtype = self.o.dtype, best = self.best,
-    stopped = self.stopped }
+    stopped = self.stopped, ema = self.ema ~= nil }
   local path, message = checkpoint.save(self.run, things)
   self.saved, self.committed, self.saving, self.lost = step, false, path, message
   if not path then warn_once("the checkpoint of step %d was not saved: %s", step, message) end

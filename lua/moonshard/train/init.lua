@@ -319,6 +319,12 @@ local function weighted_loss(self, loss, y, weight)
   return core.where(weight:ne(0), loss * weight, 0), weight
 end
 
+-- f(self), with averages as the weights where the run has some.
+local function with_averages(self, f)
+  if self.ema then return self.ema:averaged(f, self) end
+  return f(self)
+end
+
 -- Mean loss and measures over the validation batches.
 local function validate(self)
   local o = self.o
@@ -392,7 +398,7 @@ local function due(every, step, last)
 end
 
 local function validate_and_tell(self, step)
-  self.valid = validate(self)
+  self.valid = with_averages(self, validate)
   local values = {}
   for name, value in pairs(self.valid) do
     values[name == "loss" and "val_loss" or "val_" .. name] = value
@@ -411,7 +417,8 @@ end
 -- Raises if what ranks must hold alike differs. A checkpoint compares it as well.
 local function check_replicas(self, step)
   local found = replicas.new()
-  replicas.add_things(found, { model = self.o.model, optimizer = self.o.optimizer })
+  replicas.add_things(found,
+    { model = self.o.model, optimizer = self.o.optimizer, ema = self.ema })
   replicas.check(("train: after step %d"):format(step), found, self.world)
 end
 
@@ -442,7 +449,7 @@ local function after(self, step)
       what = due_after(self, step)
       what.saves = what.saves or is_best and save and save.best
     end
-    if what.samples then sample(self) end
+    if what.samples then with_averages(self, sample) end
     if what.saves then
       if self.early then judge_all(self) end
       folder.save(self, step + 1)
@@ -479,6 +486,7 @@ local function run_step(self, step)
   end
   local method = ownership.methods[o.model]
   if method then method.after_step(step) end
+  if self.ema then self.ema:step() end
   if o.after_step then o.after_step(step) end
   length.after(self, step)
   after(self, step)
@@ -603,6 +611,7 @@ function train.train(options)
   self.early = overlap.early(self.parameters)
   if self.early then settings.check_early(o, self.early) end
   for _, p in ipairs(self.parameters) do self.pieces = self.pieces or module.is_cut(p) end
+  self.ema = o.ema and optim.ema(o.model, o.ema) or nil
   folder.open(self)
   settings.show(self, length.begin(self))
   self.report = report.report({
@@ -623,7 +632,7 @@ function train.train(options)
   if signal then stop(self, last, signal) end
   if self.start >= o.steps then
     log.log("all %d steps were done already", o.steps)
-    if o.valid and o.eval then self.valid = validate(self) end
+    if o.valid and o.eval then self.valid = with_averages(self, validate) end
   end
   if last >= self.start and self.saved ~= last + 1 then check_replicas(self, last) end
   tell_of_memory()
@@ -632,7 +641,7 @@ function train.train(options)
   local final = self.report.last and self.report.last.values or {}
   return {
     step = last, loss = final.loss, valid = self.valid, tokens_per_second = final.tok_s,
-    run = self.run, lost_save = self.lost, best = best_of(self),
+    run = self.run, lost_save = self.lost, best = best_of(self), ema = self.ema,
   }
 end
 

@@ -21,6 +21,7 @@ local known = {
   after_step = "function", on_eval = "function", log_every = "count", log = "table",
   graph = "boolean", attention = "string", check_replicas = "count",
   by_hand = "boolean", quiet = "boolean", stop = { "table", "function" },
+  ema = { "number", "table" },
 }
 
 local parts = {
@@ -152,6 +153,8 @@ function settings.check(options)
     core.raise(("train: save.best is \"valid\", the least validation loss, not '%s'")
       :format(o.save.best))
   end
+  if type(o.ema) == "number" then o.ema = { decay = o.ema } end
+  if o.ema then check_table(o.ema, { decay = "number", warmup = "boolean" }, "ema.") end
   if type(o.stop) == "table" then
     check_table(o.stop, { patience = "count" }, "stop.")
     if not o.stop.patience then core.raise "train: the option stop.patience is missing" end
