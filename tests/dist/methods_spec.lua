@@ -243,13 +243,25 @@ describe("moonshard bench hooks", function()
       local sum = bucket:group():all_reduce(buffer:narrow(1, 1, options.count), "sum")
       return sum:and_then(function() return buffer end)
     end end]])
+    -- Ranks meet in each third step, and exchange 7 numbers.
+    command.write(folder .. "/own.lua", [[return function(options)
+      local ms = require "moonshard"
+      ms.nn.alone(options.model, { merge = "mean" })
+      return { after_step = function(step)
+        if (step + 1) % options.period == 0 then ms.world():all_reduce(ms.ones { 7 }):value() end
+      end }
+    end]])
     local policy = ("'%s/recipes/policies/late_for_late.lua spare=2'"):format(command.source)
     local sizes = "--steps 1 --width 64 --batch 1"
     local out = command.succeed(folder, "bench hooks --thread-ranks --json " .. sizes
-      .. " --links 10Gbit,1us --hook 'third.lua count=5' --overlap " .. policy)
+      .. " --links 10Gbit,1us --hook 'third.lua count=5' --local 'own.lua period=3' --overlap "
+      .. policy)
     for line in out:gmatch "[^\n]+" do
       local row = core.json_decode(line)
-      assert.is_true(row.ms_step_med > 0 and row.exposed_comm_ms >= 0 and row.link == "10Gbit,1us")
+      assert.is_true(row.ms_step_med > 0 and row.link == "10Gbit,1us")
+      local is_local = row.hook:find "^local "
+      assert.is_true((row.exposed_comm_ms or -1) >= 0 == not is_local)
+      assert.is_true((row.ms_step_mean or -1) >= row.ms_step_min == (is_local ~= nil))
       local is_own = row.hook:find "third" or row.hook:find "late_for_late"
       local list = is_own and own or seen
       list[row.hook] = row.payload_bytes
@@ -262,15 +274,22 @@ describe("moonshard bench hooks", function()
     assert.equal(2, code)
     assert.truthy(err:find("did you mean 'third.lua'?", 1, true), err)
     local plain = seen.all_reduce
+    -- The model's weights in each tenth step, and the mean of 28 bytes in each third.
+    assert.equal(plain // 10, seen["local local_sgd, every 10"])
+    assert.equal(plain // 10, seen["local diloco, every 10"])
+    assert.equal(plain // 10, seen["local slowmo, every 10"])
+    assert.equal(plain // 10, seen["local streaming_diloco, every 10"])
+    assert.equal(9, seen["local own, every 3"])
     assert.same({ 0, plain, plain }, { seen.noop, 2 * seen.bf16_compress, seen["plan deferred"] })
     assert.is_true(seen["powersgd, rank 1"] < plain / 20)
     -- A minute more, for the output.
     if (os.getenv "MOONSHARD_SANITIZE" or "") ~= "" then return end
     out = command.succeed(folder, "bench hooks --thread-ranks --links none " .. sizes)
     assert.matches("over no link", out)
+    seen["local own, every 3"] = nil
     for hook, bytes in pairs(seen) do
       assert.truthy(
-        out:find(("\n%s +[%%d.]+ %%( *[%%d.]+%%) +%d\n"):format(hook:gsub("%p", "%%%0"), bytes)),
+        out:find(("\n%s +[%%d.]+ %%( *[-%%d.]+%%) +%d\n"):format(hook:gsub("%p", "%%%0"), bytes)),
         out)
     end
   end)

@@ -77,7 +77,7 @@ describe("the command line", function()
             or name == "tokenize" and switch:match "^%-%-tokenizer"
           or name == "bench fsdp" and switch:match "^%-%-prefetch" or name == "bench hooks"
             and (switch:match "^%-%-overlap" or switch:match "^%-%-hook"
-              or switch:match "^%-%-buckets")
+              or switch:match "^%-%-buckets" or switch:match "^%-%-local")
         local takes_value = switch:match "^%-%-[%w-]+ [%u{<]" or switch:match "^%-n N "
         seen = seen + 1
         assert.equal(takes_value and not none and 1 or 0, count, name .. ": " .. switch)

@@ -1,14 +1,27 @@
--- `moonshard bench hooks`: the time of a step with each link and policy, over network links of
--- several speeds, and which of them are faster than the plain mean.
+-- `moonshard bench hooks`: the time of a step with each link, policy and local method, over network
+-- links of several speeds, and which of them are faster than the plain mean.
 local own_script = require "moonshard.cli.own_script"
+local shipped = require "moonshard.base.shipped"
 local switches = require "moonshard.cli.switches"
 
 local bench_hooks = {}
 
 local LINKS = { "none", "10Gbit,50us", "1Gbit,100us", "100Mbit,1ms" }
 local MODEL = { layers = 2, heads = 4, vocab = 256, context = 64 }
-local SCRIPTS = { "hook", "overlap", "buckets" }
+local SCRIPTS = { "hook", "overlap", "buckets", "local" }
 local WARM = 5  -- warm-up: buckets are rebuilt, plans are made, links reach their start_step
+
+-- Methods of recipes/hooks/ with which each rank trains weights of its own, and steps from one
+-- meeting to the next, unless the user says otherwise.
+local LOCAL = { "local_sgd", "slowmo", "diloco", "streaming_diloco" }
+local PERIOD <const> = 10
+
+-- The entry of such a method: its time is the mean over whole periods.
+local function local_way(short, cfg)
+  cfg.local_options.period = cfg.local_options.period or PERIOD
+  return { ("local %s, every %s"):format(short, cfg.local_options.period), cfg = cfg,
+    period = math.tointeger(cfg.local_options.period) or PERIOD }
+end
 
 -- The scripts of the command line: each alone, then all of them together.
 local function own_ways(parsed)
@@ -16,20 +29,25 @@ local function own_ways(parsed)
   for _, name in ipairs(SCRIPTS) do
     if parsed[name] then
       local short, cfg = own_script.parse(name, parsed[name])
+      if name == "local" then
+        list[#list + 1] = local_way(short, cfg)
+        goto continue
+      end
       list[#list + 1] = { ("%s %s"):format(name, short), cfg = cfg }
       names[#names + 1] = short
       for key, value in pairs(cfg) do all[key] = value end
     end
+    ::continue::
   end
-  if #list > 1 then list[#list + 1] = { table.concat(names, " + "), cfg = all } end
+  if #names > 1 then list[#list + 1] = { table.concat(names, " + "), cfg = all } end
   return list
 end
 
 -- Name, and the link or the plan. All are compared with the plain mean; noop gives the time of a
 -- step without communication.
 local function ways()
-  local hooks = require "moonshard.hooks"
-  return {
+  local core, hooks = require "moonshard.core", require "moonshard.hooks"
+  local list = {
     { "all_reduce" },
     { "noop", link = hooks.noop },
     { "bf16_compress", link = hooks.bf16_compress },
@@ -53,16 +71,68 @@ local function ways()
     { "plan early_where_hidden", plan = "early_where_hidden" },
     { "bf16, in_backward", link = hooks.bf16_compress, plan = "in_backward" },
   }
+  for _, name in ipairs(LOCAL) do
+    local path = shipped.find(("recipes/hooks/%s.lua"):format(name))
+    if core.exists(path) == "file" then
+      list[#list + 1] = local_way(name, { ["local"] = path, local_options = {} })
+    end
+  end
+  return list
+end
+
+local function make_model(parsed)
+  local ms = require "moonshard"
+  ms.seed(1)
+  return ms.nn.gpt2 {
+    vocab = MODEL.vocab, context = MODEL.context, layers = MODEL.layers, width = parsed.width,
+    heads = MODEL.heads,
+  }
+end
+
+local function make_batch(parsed)
+  local ms = require "moonshard"
+  return ms.randint { parsed.batch, MODEL.context, low = 0, high = MODEL.vocab, seed = 1 }
+end
+
+-- Measures a method that lets ranks meet in some steps only: over whole periods, so its mean is the
+-- time of a step. What of it is communication is not known.
+local function measure_local(way, parsed, median)
+  local core, ms = require "moonshard.core", require "moonshard"
+  local model, x, period = make_model(parsed), make_batch(parsed), way.period
+  local method = ms.scripts.resolve(way.cfg, "local")(model)
+  local optimizer = ms.optim.adamw(model, { lr = 1e-4 })
+  local warm = -(-WARM // period) * period
+  local steps = -(-parsed.steps // period) * period
+  local times, whole, payload, before = {}, 0, 0, nil
+  for step in ms.steps(warm + steps) do
+    if step == warm then core.comm_record(true) end
+    model(x):cross_entropy(x):backward()
+    optimizer:step()
+    method.after_step(step)
+    if step >= warm - 1 then
+      ms.synchronize()
+      local now = core.clock_ms()
+      if before then
+        times[#times + 1] = now - before
+        whole = whole + times[#times]
+      end
+      before = core.clock_ms()
+    end
+  end
+  core.comm_record(false)
+  for _, record in ipairs((core.comm_records())) do payload = payload + record.payload_bytes end
+  table.sort(times)
+  return {
+    hook = way[1], ms_step_mean = whole / steps, ms_step_med = median(times),
+    ms_step_min = times[1], payload_bytes = payload // steps,
+  }
 end
 
 -- Measures one entry: median and least time of a step, exposed communication, bytes of a step.
 local function measure(way, parsed, median)
+  if way.period then return measure_local(way, parsed, median) end
   local core, ms = require "moonshard.core", require "moonshard"
-  ms.seed(1)
-  local model = ms.nn.gpt2 {
-    vocab = MODEL.vocab, context = MODEL.context, layers = MODEL.layers, width = parsed.width,
-    heads = MODEL.heads,
-  }
+  local model, x = make_model(parsed), make_batch(parsed)
   local cfg, bytes = way.cfg or {}, { 64 << 10, 512 << 10 }
   local buckets = ms.scripts.resolve(cfg, "buckets")
   local net = ms.ddp(model, {
@@ -72,7 +142,6 @@ local function measure(way, parsed, median)
   local optimizer = ms.optim.adamw(model, { lr = 1e-4 })
   local plan = way.plan or ms.scripts.resolve(cfg, "overlap")
   if plan then optimizer:overlap(net, plan) end
-  local x = ms.randint { parsed.batch, MODEL.context, low = 0, high = MODEL.vocab, seed = 1 }
   local times, exposed, before = {}, {}, nil
   for step in ms.steps(WARM + parsed.steps) do
     net(x):cross_entropy(x):backward()
@@ -143,17 +212,21 @@ local function each_link(parsed)
   return table_of, failed
 end
 
+-- The time of a step, by which ways are compared.
+local function time_of(row) return row.ms_step_mean or row.ms_step_med end
+
 local function print_table(parsed, rows)
   io.stdout:write(
-    ("%d ranks; milliseconds a step, median (of which communication that nothing hid)\n%-24s")
-      :format(parsed.ranks, ""))
+    ("%d ranks; milliseconds a step, median (of which communication that nothing hid); of local \z
+      methods the mean over whole periods\n%-30s"):format(parsed.ranks, ""))
   for _, link in ipairs(parsed.links) do io.stdout:write(("%18s"):format(link)) end
   io.stdout:write(("%14s\n"):format "bytes a step")
   for at = 1, #rows[1] do
-    io.stdout:write(("%-24s"):format(rows[1][at].hook))
+    io.stdout:write(("%-30s"):format(rows[1][at].hook))
     for i = 1, #parsed.links do
       local row = rows[i][at]
-      io.stdout:write(row and ("%9.1f (%6.1f)"):format(row.ms_step_med, row.exposed_comm_ms)
+      local exposed = row and (row.exposed_comm_ms and ("%6.1f"):format(row.exposed_comm_ms) or "-")
+      io.stdout:write(row and ("%9.1f (%6s)"):format(time_of(row), exposed)
         or ("%18s"):format "-")
     end
     io.stdout:write(("%14d\n"):format(rows[1][at].payload_bytes))
@@ -162,11 +235,11 @@ local function print_table(parsed, rows)
     local plain, paying = rows[i][1] and rows[i][1].ms_step_med, {}
     for _, row in ipairs(rows[i]) do
       -- A difference of up to 2 % is noise.
-      if row.hook ~= "noop" and row.ms_step_med < 0.98 * plain then paying[#paying + 1] = row end
+      if row.hook ~= "noop" and time_of(row) < 0.98 * plain then paying[#paying + 1] = row end
     end
-    table.sort(paying, function(a, b) return a.ms_step_med < b.ms_step_med end)
+    table.sort(paying, function(a, b) return time_of(a) < time_of(b) end)
     for k = 1, #paying do
-      paying[k] = ("%s (%.2fx)"):format(paying[k].hook, plain / paying[k].ms_step_med)
+      paying[k] = ("%s (%.2fx)"):format(paying[k].hook, plain / time_of(paying[k]))
     end
     print(("over %s %s"):format(link == "none" and "no link" or link, #paying > 0
       and "faster than the plain mean: " .. table.concat(paying, ", ")
@@ -188,6 +261,8 @@ function bench_hooks.register(parser, median)
   parser:option("--hook", "your own link beside the others, with its options: 'FILE key=value ...'")
   parser:option("--overlap", "an overlap policy of your own, likewise")
   parser:option("--buckets", "a bucket plan of your own, likewise")
+  parser:option("--local", ("a method of your own with which ranks train their own weights, \z
+    likewise; period=N steps from one meeting to the next (%d unless given)"):format(PERIOD))
   parser:flag("--here", "measure over this job's own link (--link) only; lines of JSON")
   return function(parsed)
     -- Checked here, so that a mistake is reported once, before anything is measured.
