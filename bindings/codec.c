@@ -14,7 +14,11 @@ static const char *const kinds[] = { "int8", "int4", "fp8", "fp4", "sign", NULL 
 
 /* The codec at 1. It is plain data, so it needs no __gc. It holds no tensor either, so one codec
  * may serve all links and streams. */
-static const ms_codec *check_codec(lua_State *L) { return luaL_checkudata(L, 1, MS_CODEC_TYPE); }
+const ms_codec *ms_lua_codec(lua_State *L, int index)
+{
+    return luaL_checkudata(L, index, MS_CODEC_TYPE);
+}
+static const ms_codec *check_codec(lua_State *L) { return ms_lua_codec(L, 1); }
 
 /* The options of codec() at index 2, which is a table. `scale = false` gives a bare codec. The
  * combinations that make no sense are refused by the caller, which knows the kind. */

@@ -6,6 +6,7 @@
 
 #include "bindings/arguments.h"
 #include "bindings/call.h"
+#include "bindings/codec.h"
 #include "bindings/enter.h"
 #include "bindings/handles.h"
 #include "bindings/script.h"
@@ -104,9 +105,11 @@ static int scatter(lua_State *L)
 
 /* ------------------------------------------------------------------- layers */
 
-/* x:linear(weight, bias?, activation?), x:linear_t(weight, bias?, activation?): weight is [out,
- * in], or [in, out] for linear_t. activation "gelu", in its tanh form, is part of the operator: the
- * tape gets one node and not two. There is no "erf" here; t:gelu("erf") has that form. */
+/* x:linear(weight, bias?, activation?, codec?), x:linear_t(weight, bias?, activation?, codec?, n?):
+ * weight is [out, in], or [in, out] for linear_t; with a codec it is what this codec has made of
+ * such a weight, and n is the number of outputs, which the codes do not tell. activation "gelu", in
+ * its tanh form, is part of the operator: the tape gets one node and not two. There is no "erf"
+ * here; t:gelu("erf") has that form. */
 static int linear(lua_State *L)
 {
     static const char *const activations[] = { "gelu", NULL };
@@ -117,6 +120,14 @@ static int linear(lua_State *L)
     if (!lua_isnoneornil(L, 4)) {
         ms_lua_choice(L, 4, activations, "activation");
         attributes.linear.activation = MS_ACTIVATION_GELU;
+    }
+    if (!lua_isnoneornil(L, 5)) {
+        uint32_t dims = ms_tensor_dims(inputs[0]);
+        attributes.linear.codec = *ms_lua_codec(L, 5);
+        attributes.linear.n = ms_lua_own_op(L) == &ms_op_linear_t
+                                  ? ms_lua_integer(L, 6, 0, INT64_MAX / 8, "outputs")
+                              : dims > 0 ? ms_tensor_shape(inputs[0])[dims - 1]
+                                         : 0;
     }
     /* An absent bias that comes last is left out instead of passed as NULL. */
     return ms_lua_apply(L, ms_lua_own_op(L), &attributes, false, inputs, inputs[2] ? 3 : 2);

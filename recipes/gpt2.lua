@@ -29,6 +29,10 @@ local cfg = ms.config(ms.scripts.options {
   adapt      = {
     alpha = { 0.0, help = "adapters add alpha / rank times their product; the rank unless given" },
     dropout = { 0.0, help = "of the adapters' inputs" },
+    base = {
+      "", choices = { "", "int4" }, open = true,
+      help = "int4: keep the weights of the blocks in 4 bits",
+    },
     names = { "", help = "layers with an adapter, with commas between; c_attn unless given" },
   },
   vocab      = {
@@ -80,13 +84,14 @@ local train, valid = ms.scripts.texts(cfg)
 -- The weights, or adapters beside them, are trained.
 local adapts = cfg.lora > 0 or cfg.adapters ~= ""
 local function adapt(net)
-  if cfg.adapters ~= "" then assert(net:load_adapters(cfg.adapters))
+  local base = cfg.adapt.base ~= "" and cfg.adapt.base or nil
+  if cfg.adapters ~= "" then assert(net:load_adapters(cfg.adapters, { base = base }))
   elseif adapts then
     local names = {}
     for name in cfg.adapt.names:gmatch "[^,]+" do names[#names + 1] = name end
     nn.lora(net, {
       rank = cfg.lora, alpha = cfg.adapt.alpha > 0 and cfg.adapt.alpha or nil,
-      dropout = cfg.adapt.dropout, names = names[1] and names or nil,
+      dropout = cfg.adapt.dropout, names = names[1] and names or nil, base = base,
     })
   end
   return net
@@ -116,7 +121,7 @@ local model, optimizer, clip = ms.scripts.apply(cfg, make, function(net)
       warmup = math.min(cfg.warmup, cfg.steps), steps = cfg.steps, floor = 0.1,
     },
   })
-end, { clip = cfg.clip })
+end, { clip = cfg.clip, meta = adapts and cfg.adapt.base ~= "" })
 
 -- Samples are text if the folder of the weights has a tokenizer, or if the shards name theirs. It
 -- is saved with the model, for `moonshard generate`.

@@ -23,8 +23,9 @@ void ms_gather_codec_free(ms_fsdp *fsdp)
 bool ms_gather_codec_applies(const ms_flat_param *flat)
 {
     const ms_gather_extension *extension = &flat->unit->fsdp->extension;
+    /* Codes are few bytes already, and nobody knows what to make of them. */
     return (extension->before || extension->after) && !flat->unit->full
-           && ms_flat_param_is_sharded(flat);
+           && ms_dtype_is_float(flat->dtype) && ms_flat_param_is_sharded(flat);
 }
 
 static uint32_t part_of(const ms_flat_param *flat) { return (uint32_t)(flat - flat->unit->flats); }

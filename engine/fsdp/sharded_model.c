@@ -112,7 +112,10 @@ static ms_status check_parameters(ms_engine *engine, const ms_fsdp_options *opti
     for (uint32_t i = 0; i < count; i++) {
         const ms_fsdp_parameter *given = &parameters[i];
         MS_ASSERT(given->unit < options->unit_count);
-        if (!ms_dtype_is_float(ms_tensor_dtype(given->tensor)))
+        /* Codes are bytes that nothing computes with before they are gathered. */
+        bool codes = ms_tensor_dtype(given->tensor) == MS_U8
+                     && !ms_tensor_requires_grad(given->tensor) && given->keeps_dtype;
+        if (!codes && !ms_dtype_is_float(ms_tensor_dtype(given->tensor)))
             return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
                                   "fsdp: '%s' is of %s: parameters are f32, f16 or bf16",
                                   given->name, ms_dtype_name(ms_tensor_dtype(given->tensor)));

@@ -4,6 +4,11 @@
  * leading dimensions of x are rows. The weight is never transposed in memory: the product reads it
  * through a view with swapped strides.
  *
+ * A coded weight (u8, codec.c) is decoded for each product, in the forward and again in the
+ * backward, and its numbers are released with the call: between the two the tape holds the codes.
+ * It has no gradient. The products get what they would get from a weight with these numbers, so the
+ * bits are the same.
+ *
  * With h = dy * act'(before), where before = x w^T + bias: dx = h w, dw = h^T x, dbias = the sums
  * of h's columns. One kernel reads dy once and makes h, in the dtype of the products, and dbias;
  * two products make dx and dw.
@@ -43,19 +48,27 @@ static ms_tensor *bias_of(const ms_op_call *call)
     return call->input_count > 2 ? call->inputs[2] : NULL;
 }
 
+/* Codes with a codec; others are refused with their dtype. */
+static bool is_coded(const ms_tensor *weight, const ms_attributes *attributes)
+{
+    return weight->dtype == MS_U8 && attributes->linear.codec.block > 0;
+}
+
 /* x [..., in], weight [out, in] or [in, out], bias [out] or none; *width: out. The dtypes must
  * agree: autocast casts f32 operands itself, and a cast of one of them by hand is a mistake. */
 static ms_status linear_check(const ms_op_call *call, int64_t *width)
 {
     const ms_tensor *x = call->inputs[0], *w = call->inputs[1], *bias = bias_of(call);
     /* linear_t takes weights as [in, out], as some published models store them. */
-    bool turned = call->op == &ms_op_linear_t;
-    if (!ms_dtype_is_float(x->dtype) || x->dtype != w->dtype || (bias && bias->dtype != x->dtype))
+    bool turned = call->op == &ms_op_linear_t, coded = is_coded(w, &call->attributes);
+    if (!ms_dtype_is_float(x->dtype) || (!coded && x->dtype != w->dtype)
+        || (bias && bias->dtype != x->dtype))
         return ms_op_refuse(call, "all must have the same float dtype");
     if (x->dims == 0 || w->dims != 2)
         return ms_op_refuse(call, "the weight must have two dimensions, the input at least one");
-    int64_t in = w->shape[turned ? 0 : 1];
-    *width = w->shape[turned ? 1 : 0];
+    int64_t columns = coded ? call->attributes.linear.n : w->shape[1],
+            in = turned ? w->shape[0] : columns;
+    *width = turned ? columns : w->shape[0];
     if (x->shape[x->dims - 1] != in)
         return ms_op_refuse(call, "the input's last dimension is %lld, the weight (%s) takes %lld",
                             (long long)x->shape[x->dims - 1], turned ? "[in, out]" : "[out, in]",
@@ -75,6 +88,22 @@ static ms_status weight_matrix(const ms_op *op, ms_tensor *weight, ms_tensor **o
     if (op == &ms_op_linear) return ms_matrix_swapped(weight, out);
     *out = ms_tensor_retain(weight);
     return MS_OK;
+}
+
+/* The weight in the dtype of the products, owned. A coded one is decoded; codec_decode refuses
+ * codes of another length. The cast of any other is kept for the step. */
+static ms_status weight_operand(ms_engine *engine, ms_tensor *weight,
+                                const ms_attributes *attributes, ms_dtype compute, ms_tensor **out)
+{
+    if (!is_coded(weight, attributes))
+        return ms_tensor_cast_cached(engine, weight, compute, true, out);
+    ms_attributes how = { .codec = { .codec = attributes->linear.codec,
+                                     .n = attributes->linear.n } };
+    ms_tensor *numbers = NULL;
+    ms_status status = ms_op_unary(engine, &ms_op_codec_decode, &how, weight, &numbers);
+    if (!status) status = ms_op_as_dtype(engine, numbers, compute, out);
+    ms_tensor_release(numbers);
+    return status;
 }
 
 /* ------------------------------------------------------------------ forward */
@@ -173,7 +202,8 @@ static ms_status multiply(ms_op_call *call, ms_tensor *rows, ms_tensor *matrix, 
 }
 
 /* x is cast for this product only, the weight's cast is kept for the step. Saved are the operands
- * as the product took them (casts, under autocast), then `before` if there is an activation. `out`
+ * as the product took them (casts, under autocast; codes of a coded weight), then `before` if there
+ * is an activation. `out`
  * is what goes into the activation; without one it is the result. The cast of x is released with
  * the call unless it is saved, the weight's is kept by the weight. */
 static ms_status linear_forward(ms_op_call *call)
@@ -191,14 +221,16 @@ static ms_status linear_forward(ms_op_call *call)
     /* If the task that computed x has written its cast, too, that cast is taken and no task
      * runs. */
     status = ms_tensor_cast_cached(engine, call->inputs[0], compute, false, &x);
-    if (!status) status = ms_tensor_cast_cached(engine, call->inputs[1], compute, true, &w);
+    if (!status) status = weight_operand(engine, call->inputs[1], &call->attributes, compute, &w);
     if (!status) status = ms_matrix_flattened(engine, x, &rows);
     if (!status) status = weight_matrix(call->op, w, &matrix);
     if (!status) status = ms_tensor_new(engine, before_dtype(call, compute), dims, shape, &out);
     if (!status) activates = product_activates(call, compute, out);
     if (!status) status = multiply(call, rows, matrix, activates, out);
     if (!status) status = ms_op_save(call, x);
-    if (!status) status = ms_op_save(call, w);
+    if (!status)
+        status =
+            ms_op_save(call, is_coded(call->inputs[1], &call->attributes) ? call->inputs[1] : w);
     if (!status && activates) status = ms_op_save(call, out);
     else if (!status && is_activated(&call->attributes)) status = activate(call, out);
     else if (!status) call->outputs[0] = ms_tensor_retain(out);
@@ -256,16 +288,22 @@ static ms_status weight_gradient(const ms_op_gradient *gradient, ms_tensor *rows
 
 /* dx = h w in the dtype of x, as a new tensor of x's shape. For linear the two exchanges cancel:
  * the product reads the weight as it is stored. */
-static ms_status input_gradient(const ms_op_gradient *gradient, ms_tensor *weight, ms_tensor *g)
+static ms_status input_gradient(const ms_op_gradient *gradient, ms_tensor *saved, ms_tensor *g)
 {
-    ms_tensor *matrix = NULL, *back = NULL, *made = NULL, *flat = NULL;
-    ms_status status = weight_matrix(gradient->op, weight, &matrix);
+    ms_tensor *weight = NULL, *matrix = NULL, *back = NULL, *made = NULL, *flat = NULL;
+    ms_status status = MS_OK;
+    if (is_coded(saved, &gradient->attributes))
+        status = weight_operand(gradient->engine, saved, &gradient->attributes,
+                                gradient->saved[0]->dtype, &weight);
+    else weight = ms_tensor_retain(saved);
+    if (!status) status = weight_matrix(gradient->op, weight, &matrix);
     if (!status) status = ms_matrix_swapped(matrix, &back);
     if (!status)
         status = ms_tensor_new(gradient->engine, gradient->inputs[0].dtype,
                                gradient->inputs[0].dims, gradient->inputs[0].shape, &made);
     if (!status) status = ms_matrix_flattened(gradient->engine, made, &flat);
     if (!status) status = ms_matmul_into(gradient->engine, g, back, NULL, flat);
+    ms_tensor_release(weight);
     ms_tensor_release(matrix);
     ms_tensor_release(back);
     ms_tensor_release(flat);

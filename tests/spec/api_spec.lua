@@ -217,6 +217,7 @@ describe("the annotations", function()
     ["ms.Module.save"] = on("ms.Module", "save", folder),
     ["ms.Module.state"] = on("ms.Module", "state"),
     ["ms.Optimizer.state"] = on("ms.Optimizer", "state"),
+    ["ms.Module.load_adapters"] = on("ms.Module", "load_adapters", "."),
     ["ms.EMA.state"] = on("ms.EMA", "state"), ["ms.optim.ema"] = of(ms.optim, "ema", layer),
     ["ms.Optimizer.step"] = on("ms.Optimizer", "step"),
     ["ms.Optimizer.step_param"] = on("ms.Optimizer", "step_param", layer.weight, x),

@@ -108,7 +108,9 @@ extern "C" {
     /* [..., m, k] [..., k, n]; batch dimensions broadcast; 1-D operands as in NumPy; \
      * any strides; float, result of the operands' dtype */ \
     O(matmul) \
-    /* x [..., in], weight [out, in], bias [out] or absent; linear.activation */ \
+    /* x [..., in], weight [out, in], bias [out] or absent; linear.activation. A weight may be \
+     * coded, u8 [out, bytes]: its numbers are decoded for each product and not kept, and it has no \
+     * gradient. */ \
     O(linear) \
     O(linear_t)        /* the same with weight [in, out] */ \
     \

@@ -234,9 +234,12 @@ typedef union ms_attributes {
         int32_t kind;
         ms_dtype dtype;
     } cast;
-    /* ms_activation */
+    /* activation: ms_activation. A weight of u8 is coded: codec tells how, n how many numbers are
+     * in each of its rows. */
     struct {
         int32_t activation;
+        ms_codec codec;
+        int64_t n;
     } linear;
     struct {
         double low, high;

@@ -14,6 +14,9 @@ ownership.stepped = setmetatable({}, { __mode = "kv" })
 -- parameter that nn.alone has declared -> how ranks' values are merged
 ownership.alone = setmetatable({}, { __mode = "k" })
 
+-- parameter of u8 -> the numbers of which it has the codes: an ms.CodedWeight (nn/coded.lua)
+ownership.coded = setmetatable({}, { __mode = "k" })
+
 -- model -> the method of local= by which its ranks meet, which ms.train calls and saves
 ownership.methods = setmetatable({}, { __mode = "k" })
 

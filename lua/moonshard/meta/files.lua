@@ -91,6 +91,9 @@
 ---@field ddp? ms.DDPOptions        other options
 ---@field fsdp? ms.FSDPOptions      other options
 ---@field links? ms.LinkLike[]      that are before the hook
+--- true: a model that a function makes is made on "meta" also where it is not sharded, and then gets
+--- its values: base weights that become codes are read in parts.
+---@field meta? boolean
 
 --- Scripts on any recipe: the options hook=, overlap= and buckets= of a command line, each the
 --- name of a ready-made way or a Lua file, with the script's own options as hook.fraction=0.01; and

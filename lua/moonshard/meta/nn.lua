@@ -220,14 +220,15 @@
 --- ones, and gets their values. Every rank reads the folder; of a sharded model, all ranks have the
 --- same result. "unsupported": what adapter_config.json says is not here (DoRA, biases that are
 --- trained, ranks that differ, a start that changes the model's weights, as that of PiSSA), or it
---- has an unknown key whose value is not null, false or empty.
+--- has an unknown key whose value is not null, false or empty. base: as of nn.lora, for a model
+--- without adapters.
 --- ```lua
 --- local model = ms.nn.lora(ms.nn.Sequential(ms.nn.Linear(4, 4)), { rank = 2, names = { "0" } })
 --- assert(model:save_adapters "adapters")
 --- local other = ms.nn.Sequential(ms.nn.Linear(4, 4))
 --- other:load_adapters "adapters" --> true
 --- ```
----@field load_adapters fun(self, folder: string): true?, string?, string?
+---@field load_adapters fun(self, folder: string, options?: { base?: "int4" }): true?, string?, string?
 --- Adds what the adapters add to the weights, in f32, and takes the adapters away: the model
 --- computes the same, up to rounding, and is saved as any model. What was trained before nn.lora is
 --- trained again. A wrapped model is unwrapped first; of a sharded model, all ranks call it.
@@ -250,6 +251,17 @@
 --- each layer of that name), or Lua patterns that match whole names. Unless given: c_attn of gpt2,
 --- q_proj and v_proj of llama and decoder; other models need it.
 ---@field names? string[]
+--- "int4": the weights of linear layers in blocks (with a number in their names), and of those that
+--- get an adapter, are kept as codes: 4 bits a number and an f32 scale for 64 (`ms.codec("int4",
+--- { block = 64 })`, row by row of the weight as it is stored). Each product decodes its weight and
+--- forgets the numbers, in the forward and again in the backward; logits and gradients are, bit for
+--- bit, those of a model whose weights were encoded and decoded before. Codes are not trained, and
+--- asking for their gradient raises. A weight that another module uses as well stays as it is, or
+--- raises if its layer is named. Of a model on "meta", `materialize`, `ms.ddp` and `ms.fsdp` read
+--- the files in parts of 4 MiB, so that no f32 weight is ever there as a whole; ranks of `ms.fsdp`
+--- read and hold their shards of the codes. merge_adapters decodes all weights and adds the
+--- adapters.
+---@field base? "int4"
 
 ---@class ms.ModelOptions
 ---@field vocab integer                number of token ids

@@ -509,22 +509,27 @@
 --- ms.ones({ 3 }):dot(ms.full(2, { 3 })) --> 6.0
 --- ```
 ---@field dot fun(self, other: ms.Tensor): ms.Tensor         1-D and 1-D to a scalar
---- [..., in] x weight^T + bias: [..., out], with weight [out, in] and bias [out].
+--- [..., in] x weight^T + bias: [..., out], with weight [out, in] and bias [out]. With a codec the
+--- weight is what that codec has made of one: u8 [out, codec:bytes(in)]. It is decoded for this
+--- product, and again in backward, and has no gradient.
 --- ```lua
 --- ms.ones({ 1, 3 }):linear(ms.ones { 2, 3 }, ms.ones { 2 }) --> { { 4.0, 4.0 } }
+--- local codec = ms.codec "int8"
+--- ms.ones({ 1, 3 }):linear(codec:encode(ms.ones { 2, 3 }), nil, nil, codec) --> { { 3.0, 3.0 } }
 --- ```
----@field linear fun(self, weight: ms.Tensor, bias?: ms.Tensor, activation?: "gelu"): ms.Tensor
+---@field linear fun(self, weight: ms.Tensor, bias?: ms.Tensor, activation?: "gelu", codec?: ms.Codec): ms.Tensor
 --- Makes the columns of [..., n, r], r <= n, orthonormal, from left to right (Gram-Schmidt). eps (0
 --- unless given) is added to each column's norm. A column of zeros stays zero.
 --- ```lua
 --- ms.tensor({ { 2.0, 1.0 }, { 0.0, 3.0 } }):orthonormalize_() --> { { 1.0, 0.0 }, { 0.0, 1.0 } }
 --- ```
 ---@field orthonormalize_ fun(self, eps?: number): self
---- As linear, with weight [in, out].
+--- As linear, with weight [in, out]. With a codec, outputs is the number of outputs, which codes do
+--- not tell.
 --- ```lua
 --- ms.ones({ 1, 3 }):linear_t(ms.ones { 3, 2 }) --> { { 3.0, 3.0 } }
 --- ```
----@field linear_t fun(self, weight: ms.Tensor, bias?: ms.Tensor, activation?: "gelu"): ms.Tensor
+---@field linear_t fun(self, weight: ms.Tensor, bias?: ms.Tensor, activation?: "gelu", codec?: ms.Codec, outputs?: integer): ms.Tensor
 -- layers, losses
 --- Returns self + residual and the norm of this sum, in one pass over memory.
 --- ```lua

@@ -1,5 +1,6 @@
 -- Adapters in files, in the format of peft: adapter_config.json, and adapter_model.safetensors with
 -- the names base_model.model.NAME.lora_A.weight, where NAME is that of the layer in transformers.
+local coded = require "moonshard.nn.coded"
 local core = require "moonshard.core"
 local files = require "moonshard.nn.files"
 local lora = require "moonshard.nn.lora"
@@ -232,7 +233,7 @@ end
 -- What is wrong with the shapes of a file's adapters, beside a rank and the layers' sizes.
 local function wrong_shape(found, by_name, rank)
   for name, layer in pairs(by_name) do
-    local outputs, inputs = table.unpack(layer.weight:full_shape())
+    local outputs, inputs = table.unpack(coded.shape_of(layer))
     if rawget(getmetatable(layer).class, "lora_layout") == "columns" then
       outputs, inputs = inputs, outputs
     end
@@ -289,14 +290,23 @@ function adapter_files.examine(model, folder)
 end
 
 ---@param folder string
+---@param options? { base?: "int4" }
 ---@return true?, string?, string?
-function Module:load_adapters(folder)
+function Module:load_adapters(folder, options)
   options_of.argument("load_adapters", "folder", folder, "string")
+  local base = options_of.check("load_adapters", options, { "base" }).base
+  lora.check_base("load_adapters", base)
   local is_new = not lora.adapted(self)[1]
-  if is_new then lora.check_model("load_adapters", self) end
+  if is_new then lora.check_model("load_adapters", self)
+  elseif base then
+    core.raise "load_adapters: base is for a model that has no adapters yet"
+  end
   local path, adapter, by_name = adapter_files.examine(self, folder)
   if not path then return nil, adapter, by_name end
   if is_new then
+    local layers = {}
+    for _, layer in sorted_pairs(by_name) do layers[#layers + 1] = layer end
+    lora.encode_base("load_adapters", self, base, layers)
     lora.freeze(self)
     for name, layer in sorted_pairs(by_name) do -- luacheck: ignore name
       lora.add(layer, adapter)

@@ -3,6 +3,7 @@
 -- of that (engine/tensor/initial.c). One that was loaded is read from its file. For others the
 -- class of its module has a method reset(self) that computes them; it runs with the random numbers
 -- that it had in init.
+local coded = require "moonshard.nn.coded"
 local core = require "moonshard.core"
 local module = require "moonshard.nn.module"
 local names = require "moonshard.nn.names"
@@ -49,7 +50,7 @@ end
 -- A reset that does not exist is reported with all else that is wrong with its module.
 local function add(plan, what, prefix, object, key, t)
   local name = names.join(prefix, key)
-  local record = source_of(what, t, name) or core.initializer(t)
+  local record = source_of(what, t, name) or ownership.coded[t] or core.initializer(t)
   plan.tensors[#plan.tensors + 1], plan.records[t] = t, record or false
   if record then return end
   local last = plan.resets[#plan.resets]
@@ -99,6 +100,7 @@ function delayed.initialize(plan, tensors)
       if piece.is_source(record) then
         piece.put(t:detach():view(-1), record, 0, t:numel())
         module.unread[t] = nil
+      elseif record and ownership.coded[t] == record then coded.initialize(t, record)
       elseif record then core.initialize(t, record) end
     end
   end)

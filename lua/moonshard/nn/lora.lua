@@ -1,9 +1,11 @@
 -- Low-rank adapters (LoRA, Hu et al. 2021): the weights of a model stay as they are, and beside
--- some of its linear layers two small matrices are trained: y = W x + b + scale * B (A x).
+-- some of its linear layers two small matrices are trained: y = W x + b + scale * B (A x). Weights
+-- may be kept in 4 bits (coded.lua).
 --
 -- A layer with an adapter keeps its class and its parameters' names. It gets the modules lora_A
 -- (weight [rank, inputs]) and lora_B (weight [outputs, rank]), and a forward of its own. What the
 -- adapter is beside these weights is in the layer's metatable, under `lora` (ms.Adapter).
+local coded = require "moonshard.nn.coded"
 local core = require "moonshard.core"
 local layers = require "moonshard.nn.layers"
 local listed = require "moonshard.nn.listed"
@@ -46,7 +48,7 @@ end
 local function forward(self, x, activation)
   local adapter, given = adapter_of(self), x
   if adapter.dropout > 0 and self:is_training() then given = x:dropout(adapter.dropout) end
-  local y = getmetatable(self).class.forward(self, x)
+  local y = coded.product(self, x)
     + self.lora_B(self.lora_A(given) * adapter.scale)
   return activation and y[activation](y) or y
 end
@@ -56,7 +58,9 @@ end
 ---@param layer ms.Module
 ---@param adapter ms.Adapter
 function lora.add(layer, adapter)
+  local what = coded.of(layer)
   local shape, dtype = layer.weight:shape(), layer.weight:dtype()
+  if what then shape, dtype = what.shape, what.dtype end
   local inputs, outputs = shape[2], shape[1]
   if layout_of(layer) == "columns" then inputs, outputs = outputs, inputs end
   local meta = getmetatable(layer)
@@ -91,6 +95,7 @@ end
 --- Takes the adapters away; what was trained before nn.lora is trained again.
 ---@param model ms.Module
 function lora.undo(model)
+  for _, one in ipairs(coded.layers(model)) do coded.decode(one.layer) end
   for _, one in ipairs(lora.adapted(model)) do
     one.layer.forward, one.layer.lora_A, one.layer.lora_B = nil, nil, nil
     getmetatable(one.layer).lora = nil
@@ -200,19 +205,58 @@ local function adapter_from(given)
   return { rank = rank, alpha = alpha, scale = alpha / rank, dropout = dropout, by_root = false }
 end
 
+--- Raises unless the option is what `encode_base` takes.
+---@param what string who asks, for messages
+---@param base any
+function lora.check_base(what, base)
+  if base ~= nil and base ~= "int4" then
+    core.raise(("%s: base is \"int4\", or left out for weights as they are, not %s")
+      :format(what, tostring(base)))
+  end
+end
+
+--- Encodes the weights of linear layers in a model's blocks, which have numbers in their names, and
+--- of those that get an adapter. A weight that other modules use as well stays as it is.
+---@param what string who asks, for messages
+---@param model ms.Module
+---@param base? "int4"
+---@param chosen ms.Module[] layers that get an adapter
+function lora.encode_base(what, model, base, chosen)
+  if base == nil then return end
+  local uses, wanted, list = {}, {}, {}
+  for _, layer in ipairs(chosen) do wanted[layer] = true end
+  for _, object in model:modules() do
+    for _, t in pairs(getmetatable(object).fields) do
+      if core.is_parameter(t) then uses[t] = (uses[t] or 0) + 1 end
+    end
+  end
+  for name, object in model:modules() do
+    if layout_of(object) and (wanted[object] or name:find "%f[%w_]%d+%f[^%w_]") then
+      if uses[object.weight] == 1 then list[#list + 1] = { name = name, layer = object }
+      elseif wanted[object] then
+        core.raise(("%s: base: the weight of '%s' is used by another module, too, and cannot \z
+          become codes: leave it out of names"):format(what, name))
+      end
+    end
+  end
+  for _, one in ipairs(list) do coded.encode(what, one.name, one.layer) end
+end
+
 ---@param model ms.Module
 ---@param options? ms.LoraOptions
 ---@return ms.Module
 function lora.lora(model, options)
   lora.check_model("nn.lora", model)
-  local o = options_of.check("nn.lora", options, { "rank", "alpha", "dropout", "names" })
+  local o = options_of.check("nn.lora", options, { "rank", "alpha", "dropout", "names", "base" })
   listed.check("nn.lora", "names", o.names)
+  lora.check_base("nn.lora", o.base)
   local names = o.names or model.lora_names
   if not names or #names == 0 then
     core.raise(("nn.lora: give names, those of the layers that get an adapter: linear layers are \z
       called %s"):format(table.concat(last_parts(model), ", ")))
   end
   local adapter, chosen = adapter_from(o), layers_of(model, names)
+  lora.encode_base("nn.lora", model, o.base, chosen)
   lora.freeze(model)
   for _, layer in ipairs(chosen) do lora.add(layer, adapter) end
   return model
@@ -246,6 +290,7 @@ function lora.merge(model)
       end
     end
   end
+  for _, one in ipairs(coded.layers(model)) do coded.decode(one.layer) end
   core.no_grad(function()
     for _, one in ipairs(list) do merge_one(one.layer) end
   end)

@@ -516,6 +516,8 @@ function Module:to(what)
   end)
   for _, t in ipairs(tensors) do
     module.loaded_dtype[t] = nil
+    -- Codes stay; their numbers are decoded to this dtype when they become a weight again.
+    if ownership.coded[t] then ownership.coded[t].dtype = what end
     local new = floats[t:dtype()] and core.no_grad(function() return t:detach():to(what) end)
     if new and new:dtype() ~= t:dtype() then
       if core.is_parameter(t) then

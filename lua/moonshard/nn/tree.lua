@@ -1,8 +1,9 @@
 -- What print(model) shows: the tree of a module's parts, with their parameters' shapes and counts.
 local core = require "moonshard.core"
 local log = require "moonshard.base.log"
+local ownership = require "moonshard.base.ownership"
 
-local BYTES = { f32 = 4, f16 = 2, bf16 = 2 }
+local BYTES = { f32 = 4, f16 = 2, bf16 = 2, u8 = 1 }
 
 local function size_of(bytes)
   if bytes < 1 << 10 then return ("%d bytes"):format(bytes) end
@@ -10,7 +11,18 @@ local function size_of(bytes)
     or ("%.1f MiB"):format(bytes / (1 << 20))
 end
 
-local function shape_of(t) return ("[%s]"):format(table.concat(t:shape(), ", ")) end
+-- The shape of a tensor, or of the numbers of which codes are.
+local function shape_of(t)
+  local numbers = ownership.coded[t]
+  local shape = ("[%s]"):format(table.concat(numbers and numbers.shape or t:shape(), ", "))
+  return numbers and ("%s in %s"):format(shape, tostring(numbers.codec)) or shape
+end
+
+local function count_of(t)
+  local numbers, count = ownership.coded[t], 1
+  for _, size in ipairs(numbers and numbers.shape or t:shape()) do count = count * size end
+  return count
+end
 
 local function state_of(value)
   local meta = type(value) == "table" and getmetatable(value)
@@ -29,7 +41,8 @@ local function own_of(state, tree)
       elseif tree.seen[value] then text = text .. " tied"
       else
         tree.seen[value] = true
-        count, tree.bytes = count + value:numel(), tree.bytes + value:numel() * BYTES[value:dtype()]
+        count = count + count_of(value)
+        tree.bytes = tree.bytes + value:numel() * BYTES[value:dtype()]
         tree.dtypes[value:dtype()] = true
         if not value:requires_grad() then text = text .. " frozen" end
       end

@@ -192,7 +192,7 @@ local function describe(s)
       unit.shapes[k] = p:shape()
       parameters[#parameters + 1] = {
         tensor = p, name = unit.names[k], unit = unit.index, group = s.groups[unit.names[k]],
-        keeps_dtype = low and low.keeps[unit.names[k]],
+        keeps_dtype = low and low.keeps[unit.names[k]] or ownership.coded[p] ~= nil,
       }
     end
   end

@@ -68,7 +68,10 @@ end
 
 ---@param value any
 ---@return boolean
-function piece.is_source(value) return getmetatable(value) == Source end
+function piece.is_source(value)
+  local meta = type(value) == "table" and getmetatable(value)
+  return type(meta) == "table" and meta.__name == Source.__name
+end
 
 function Source:dtype() return self.of_dtype end
 function Source:shape() return { table.unpack(self.of_shape) } end

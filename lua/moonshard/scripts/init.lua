@@ -2,6 +2,7 @@
 -- is the name of a ready-made link, policy or plan, or a Lua file. And shard=, the strategy by
 -- which ms.fsdp shards the model. This file applies them to a model and its optimizer.
 local buckets = require "moonshard.parallel.ddp.buckets"
+local coded = require "moonshard.nn.coded"
 local core = require "moonshard.core"
 local ddp = require "moonshard.parallel.ddp"
 local fsdp = require "moonshard.parallel.fsdp"
@@ -240,10 +241,10 @@ local function is_sharded(cfg)
   return wanted
 end
 
--- What makes a model may give nil and a message, as nn.pretrained does.
-local function make_model(make, shards)
+-- What makes a model may give nil and a message, as nn.pretrained does. later: on "meta".
+local function make_model(make, later)
   local model, message
-  if shards then model, message = core.on_device("meta", make) else model, message = make() end
+  if later then model, message = core.on_device("meta", make) else model, message = make() end
   if model == nil and type(message) == "string" then
     core.raise("scripts.apply: the function that makes the model failed: " .. message)
   elseif not module.is_module(model) then
@@ -256,10 +257,10 @@ end
 ---@param cfg table what ms.config gave
 ---@param model ms.Module|fun(): ms.Module?, string?
 ---@param make fun(net: ms.Module): ms.Optimizer
----@param extra? { clip: number?, ddp: table?, fsdp: table?, links: ms.LinkLike[]? }
+---@param extra? ms.ApplyOptions
 ---@return ms.Module net, ms.Optimizer optimizer, number? clip
 function scripts.apply(cfg, model, make, extra)
-  extra = check("scripts.apply", extra, { "clip", "ddp", "fsdp", "links" })
+  extra = check("scripts.apply", extra, { "clip", "ddp", "fsdp", "links", "meta" })
   if type(make) ~= "function" then
     core.raise("scripts.apply: make must be a function that gives an optimizer, not a "
       .. type(make))
@@ -267,7 +268,8 @@ function scripts.apply(cfg, model, make, extra)
   local clip, policy, given = extra.clip, cfg.overlap or "", own_options(extra)
   local shards, method = is_sharded(cfg), scripts.resolve(cfg, "local")
   local options = shards and given.fsdp or given.ddp
-  if type(model) == "function" then model = make_model(model, shards) end
+  if type(model) == "function" then model = make_model(model, shards or extra.meta) end
+  if not shards and extra.meta then model:materialize() end
   if method then
     if extra.links then core.raise "scripts.apply: links are for gradients that ranks share" end
     local_methods.give(cfg, model, method)
@@ -328,16 +330,25 @@ function scripts.save(result, model, has_adapters)
   if result.ema and not result.ema.swapped then
     return result.ema:averaged(scripts.save, result, model, has_adapters)
   end
+  local is_whole = true
   if has_adapters then
+    local meta = getmetatable(model)
+    local wrapper = meta.ddp or meta.fsdp
+    is_whole = not coded.layers(wrapper and wrapper.wrapped or model)[1]
     assert(model:save_adapters(result.run .. "/adapter"))
     log.log("the adapters are in %s/adapter", result.run)
-    model = model:merge_adapters()
+    if is_whole then model = model:merge_adapters() end
   end
-  assert(model:save(result.run .. "/model"))
+  if is_whole then assert(model:save(result.run .. "/model")) end
   local has_tokenizer, bytes = model:tokenizer() ~= nil, model.options.vocab == 256
   if result.valid then
     log.log("validation loss %.4f nats per %s", result.valid.loss,
       bytes and not has_tokenizer and "byte" or "token")
+  end
+  if not is_whole then
+    log.log("its weights have 4 bits, so it is not saved as a model: read the one that it began \z
+      with (ms.nn.pretrained), and give it the adapters (load_adapters, then merge_adapters)")
+    return
   end
   log.log("the model is in %s/model", result.run)
   show_next(result.run, has_tokenizer or bytes)

@@ -5,6 +5,7 @@ local jsonl = require "moonshard.data.jsonl"
 local launch = require "moonshard.base.launch"
 local log = require "moonshard.base.log"
 local module = require "moonshard.nn.module"
+local ownership = require "moonshard.base.ownership"
 local vocabulary = require "moonshard.tokenizer.vocabulary"
 local plans = require "moonshard.parallel.overlap.plans"
 
@@ -211,8 +212,8 @@ end
 local function describe_model(self)
   local count, trained = 0, 0
   for _, p in ipairs(self.parameters) do
-    local elements = 1
-    for _, size in ipairs(p:full_shape()) do elements = elements * size end
+    local elements, codes = 1, ownership.coded[p]
+    for _, size in ipairs(codes and codes.shape or p:full_shape()) do elements = elements * size end
     count = count + elements
     if p:requires_grad() then trained = trained + elements end
   end

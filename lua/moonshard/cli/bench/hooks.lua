@@ -218,11 +218,11 @@ local function time_of(row) return row.ms_step_mean or row.ms_step_med end
 local function print_table(parsed, rows)
   io.stdout:write(
     ("%d ranks; milliseconds a step, median (of which communication that nothing hid); of local \z
-      methods the mean over whole periods\n%-30s"):format(parsed.ranks, ""))
+      methods the mean over whole periods\n%-34s"):format(parsed.ranks, ""))
   for _, link in ipairs(parsed.links) do io.stdout:write(("%18s"):format(link)) end
   io.stdout:write(("%14s\n"):format "bytes a step")
   for at = 1, #rows[1] do
-    io.stdout:write(("%-30s"):format(rows[1][at].hook))
+    io.stdout:write(("%-34s"):format(rows[1][at].hook))
     for i = 1, #parsed.links do
       local row = rows[i][at]
       local exposed = row and (row.exposed_comm_ms and ("%6.1f"):format(row.exposed_comm_ms) or "-")
