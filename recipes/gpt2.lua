@@ -36,7 +36,8 @@ local cfg = ms.config(ms.scripts.options {
     names = { "", help = "layers with an adapter, with commas between; c_attn unless given" },
   },
   vocab      = {
-    50304, help = "rows of the embedding: 50257 tokens, padded to a multiple of 128",
+    0, help = "rows of the embedding; unless given 256 with bytes=true, else the tokens of the \z
+      shards' tokenizer, or 50257, padded to a multiple of 128",
   },
   steps      = { 20000, help = "optimizer steps" },
   batch      = { 4, help = "sequences of a pass" },
@@ -105,7 +106,8 @@ local function make()
   local size = sizes[cfg.size]
   for name, value in pairs(cfg.model) do if value > 0 then size[name] = value end end
   return adapt(nn.gpt2 {
-    vocab = cfg.vocab, context = cfg.length, layers = size.layers, width = size.width,
+    vocab = cfg.vocab > 0 and cfg.vocab or -(-ms.scripts.vocab(cfg, train, 50257) // 128) * 128,
+    context = cfg.length, layers = size.layers, width = size.width,
     heads = size.heads, dropout = cfg.dropout, recompute = cfg.recompute,
   })
 end

@@ -1,7 +1,7 @@
 -- Llama, small enough for a laptop unless told otherwise, on token shards or bytes; from scratch or
 -- from given weights, also those of Qwen 2 and 3, Mistral, SmolLM 2 and 3 and OLMo 2.
 --     ./moonshard run recipes/llama.lua data=shards
---     ./moonshard run recipes/llama.lua data=FILE_OR_FOLDER bytes=true vocab=256
+--     ./moonshard run recipes/llama.lua data=FILE_OR_FOLDER bytes=true
 --     ./moonshard run recipes/llama.lua data=shards weights=FOLDER_WITH_CONFIG_JSON lr=1e-5
 --     ./moonshard run recipes/llama.lua data=shards weights=FOLDER_WITH_CONFIG_JSON lora=8 lr=2e-4
 local ms = require "moonshard"
@@ -37,7 +37,10 @@ local cfg = ms.config(ms.scripts.options {
       "", help = "layers with an adapter, with commas between; q_proj,v_proj unless given",
     },
   },
-  vocab      = { 32000, help = "number of different tokens" },
+  vocab      = {
+    0, help = "number of different tokens; unless given 256 with bytes=true, else that of the \z
+      tokenizer of the shards, else 32000",
+  },
   steps      = { 2000, help = "optimizer steps" },
   batch      = { 8, help = "sequences of a pass" },
   accumulate = { 1, help = "passes of a step" },
@@ -96,7 +99,8 @@ local function make()
   end
   local m = cfg.model
   return adapt(nn.llama {
-    vocab = cfg.vocab, context = cfg.length, layers = m.layers, width = m.width, heads = m.heads,
+    vocab = ms.scripts.vocab(cfg, train, 32000), context = cfg.length,
+    layers = m.layers, width = m.width, heads = m.heads,
     kv_heads = m.kv_heads, rotary_base = m.rotary_base,
     recompute = cfg.recompute,
   })

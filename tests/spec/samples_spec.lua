@@ -171,6 +171,22 @@ describe("a tokenizer", function()
       'words' has %d+ now\n", out)
   end)
 
+  it("says how many tokens a model has, unless vocab= does", function()
+    tokenize("shards/train", TOKENIZERS .. "gpt2")
+    for recipe, rows in pairs { gpt2 = 512, llama = 500 } do
+      for options, wanted in pairs {
+        ["data=shards"] = rows, ["data=shards vocab=640"] = 640, ["data=text bytes=true"] = 256,
+      } do
+        local code, out, err = train(("%s.lua' %s %s"):format(recipe, options,
+          TINY .. (recipe == "llama" and "model.kv_heads=1" or "")))
+        assert.equal(0, code, out .. err)
+        assert.matches(('"vocab_size": *%d[,\n}]'):format(wanted),
+          command.read(folder .. "/out/model/config.json"))
+        command.remove(folder .. "/out")
+      end
+    end
+  end)
+
   it("is given to ms.train, with a prompt", function()
     tokenize("train", TOKENIZERS .. "gpt2")
     local set = assert(ms.data.tokens(folder .. "/train_*.bin"))

@@ -151,6 +151,14 @@
 --- valid:size() --> 2
 --- ```
 ---@field texts fun(cfg: table): ms.Dataset, ms.Dataset
+--- How many different tokens a model needs, by two options of cfg: vocab, if it is above 0; with
+--- bytes 256; else the ids of the tokenizer of the set's shards (their NAME.json), the most of
+--- several; else `otherwise`.
+--- ```lua
+--- ms.scripts.vocab({ vocab = 0, bytes = true }, ms.scripts.default_text(), 32000) --> 256
+--- ms.scripts.vocab({ vocab = 0, bytes = false }, ms.scripts.default_text(), 32000) --> 32000
+--- ```
+---@field vocab fun(cfg: table, set: ms.Dataset, otherwise: integer): integer
 --- For samples as text: the tokenizer of the model's folder, or the one that the shards of these
 --- data sets name, which then becomes the model's (set_tokenizer). nil: none is named, or it is not
 --- there, which a log line says. Ends the program with code 3 if they differ, or if one has more

@@ -20,6 +20,7 @@ local own_command = require "moonshard.base.own_command"
 local shipped = require "moonshard.base.shipped"
 local texts = require "moonshard.scripts.texts"
 local tokenizer = require "moonshard.scripts.tokenizer"
+local vocab = require "moonshard.scripts.vocab"
 local default_text = require "moonshard.scripts.default_text"
 local check = options_of.check
 
@@ -295,6 +296,7 @@ function scripts.apply(cfg, model, make, extra)
 end
 
 scripts.texts, scripts.tokenizer, scripts.default_text = texts, tokenizer, default_text
+scripts.vocab = vocab
 
 ---@param cfg { batch: integer, accumulate?: integer, global_batch?: integer }
 ---@return integer
