@@ -385,12 +385,13 @@ describe("the page of moonshard docs", function()
       say(["ms.train", "Module:accumulate"].every(name => shown().includes(name)));
       box.value = "dataloader"; search(); say(shown().includes("Dataset:loader"));
       box.value = "freeze"; search(); say(shown().includes("Tensor:requires_grad_"));
+      box.value = "net.state_dict()"; search(); say(answered().includes("Module:state"));
       box.value = "linspace"; search(); say(answered().slice(0, 22));
       box.value = "rule 8 released"; search(); say(shown().join(" "), answered());
       box.value = ""; say(search() > 500);
     ]]
     assert.equal("|0|1 Tensor:matmul|0 true|1|true true It is called here: m|true|true|true|true|\z
-      There is nothing of th|rule 8 |true", said)
+      true|There is nothing of th|rule 8 |true", said)
     assert.equal("1", (open("say(search())", "?q=matmul+batched")))
   end)
 

@@ -93,7 +93,9 @@ function search() {
     const here = words.length === 0 || own.some(item => !item.classList.contains("hidden"));
     part.classList.toggle("hidden", !here);
   }
-  count += answer(box.value);
+  // As it is called, "net.state_dict()", a method has the name of a variable in front.
+  const called = box.value.replace(/\(.*$/, "").split(/[.:]/).pop();
+  count += answer(box.value) || answer(called);
   byId("nothing").classList.toggle("hidden", count > 0);
   return count;
 }

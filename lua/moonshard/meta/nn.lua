@@ -151,7 +151,9 @@
 -- state and files
 --- Copies of parameters and saved buffers by name, which stay as they are while the model is
 --- trained. options.kind: "full" unless given. options.live: the tensors themselves, for who only
---- reads them at once; on "meta" there are no values, and state() gives the tensors themselves.
+--- reads them at once; on "meta" there are no values, and state() gives the tensors themselves. Of a
+--- sharded model (`ms.fsdp`) all ranks call it, and rank 0 alone gets the tensors; on other ranks
+--- the table is empty, unless kind is "sharded" (`help FSDP:state`).
 --- ```lua
 --- local model = ms.nn.Linear(2, 3)
 --- local best = model:state()
