@@ -40,6 +40,7 @@ describe("recipes of the installation", function()
     local err = refused "run gpt_byte"
     assert.matches("there is no recipe 'gpt_byte': did you mean 'gpt_bytes'?", err, 1, true)
     assert.matches("\nrecipes: ddp_by_hand, gpt2, gpt2_hybrid, gpt_bytes, llama, ", err, 1, true)
+    assert.matches("which recipe?\nrecipes: ddp_by_hand, gpt2, ", refused "run", 1, true)
     assert.matches("there is no recipe 'mnits': did you mean 'mnist'?", refused "check mnits", 1,
       true)
     assert.matches("cannot open recipes/nosuch.lua", refused "run recipes/nosuch.lua", 1, true)

@@ -45,6 +45,22 @@ local function names_in(folder)
   return names
 end
 
+--- The recipes that have a name here, in the user's folder recipes/ or the installation, as a list
+--- in text.
+---@return string[] names sorted
+---@return string text
+function shipped.recipes()
+  local known, seen = {}, {}
+  for _, folder in ipairs { "recipes", shipped.folder "recipes" } do
+    for _, one in ipairs(names_in(folder)) do
+      if not seen[one] then known[#known + 1], seen[one] = one, true end
+    end
+  end
+  table.sort(known)
+  return known, "recipes: " .. (#known > 0 and table.concat(known, ", ")
+    or "none is installed; give the path of a Lua file")
+end
+
 --- The file of a recipe that a user names: a path, or the bare name of one in recipes/ of the
 --- user's folder or of the installation. nil and a message: no recipe has this bare name.
 ---@param name string
@@ -54,17 +70,10 @@ function shipped.recipe(name)
   if core.exists(name) == "file" or not name:find "^[%w_]+$" then return shipped.find(name) end
   local path = shipped.find(("recipes/%s.lua"):format(name))
   if core.exists(path) == "file" then return path end
-  local known, seen = {}, {}
-  for _, folder in ipairs { "recipes", shipped.folder "recipes" } do
-    for _, one in ipairs(names_in(folder)) do
-      if not seen[one] then known[#known + 1], seen[one] = one, true end
-    end
-  end
-  table.sort(known)
+  local known, text = shipped.recipes()
   local nearest = core.nearest(name, known)
-  return nil, ("there is no recipe '%s'%s\nrecipes: %s"):format(name,
-    nearest and (": did you mean '%s'?"):format(nearest) or "",
-    #known > 0 and table.concat(known, ", ") or "none is installed; give the path of a Lua file")
+  return nil, ("there is no recipe '%s'%s\n%s"):format(name,
+    nearest and (": did you mean '%s'?"):format(nearest) or "", text)
 end
 
 return shipped

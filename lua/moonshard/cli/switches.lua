@@ -201,7 +201,10 @@ end
 ---@return table
 function switches.parse_recipe(parser, arguments)
   local parsed = switches.parse(parser, arguments)
-  if not parsed.recipe then launch.exit(2, "which recipe?\n" .. parser:get_usage()) end
+  if not parsed.recipe then
+    local _, known = shipped.recipes()
+    launch.exit(2, ("which recipe?\n%s\n%s"):format(known, parser:get_usage()))
+  end
   local path, message = shipped.recipe(parsed.recipe)
   if not path then launch.exit(2, message) end
   launch.recipe_given, parsed.recipe = parsed.recipe, path
