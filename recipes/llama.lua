@@ -78,20 +78,7 @@ local cfg = ms.config(ms.scripts.options {
 local train, valid = ms.scripts.texts(cfg)
 
 -- The weights, or adapters beside them, are trained.
-local adapts = cfg.lora > 0 or cfg.adapters ~= ""
-local function adapt(net)
-  local base = cfg.adapt.base ~= "" and cfg.adapt.base or nil
-  if cfg.adapters ~= "" then assert(net:load_adapters(cfg.adapters, { base = base }))
-  elseif adapts then
-    local names = {}
-    for name in cfg.adapt.names:gmatch "[^,]+" do names[#names + 1] = name end
-    nn.lora(net, {
-      rank = cfg.lora, alpha = cfg.adapt.alpha > 0 and cfg.adapt.alpha or nil,
-      dropout = cfg.adapt.dropout, names = names[1] and names or nil, base = base,
-    })
-  end
-  return net
-end
+local adapts, adapt = ms.scripts.adapters(cfg)
 
 local function make()
   if cfg.weights ~= "" then

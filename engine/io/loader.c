@@ -324,7 +324,8 @@ static ms_status count_windows(ms_context *context, const ms_dataset *dataset,
     }
     if (count == 0 && tokens)
         return ms_fail(context, MS_ERROR_ARGUMENT,
-                       "loader: a length of %u needs %u tokens, the data set has %" PRIu64,
+                       "loader: a length of %u needs %u tokens, the data set has %" PRIu64
+                       ": take more data or a smaller length",
                        options->length, options->length + 1, dataset->count);
     if (count == 0) return ms_fail(context, MS_ERROR_ARGUMENT, "loader: the data set is empty");
     *windows = count;
@@ -447,9 +448,10 @@ ms_status ms_loader_check_pass(ms_context *context, const ms_loader *loader)
                        "loader: %" PRIu64 " samples for %u ranks; each rank needs at least one",
                        loader->windows, options->ranks);
     return ms_fail(context, MS_ERROR_ARGUMENT,
-                   "loader: %" PRIu64 " windows of %u tokens for %u ranks; each rank needs at "
+                   "loader: %" PRIu64 " window%s of %u tokens for %u ranks; each rank needs at "
                    "least one: take more data, a smaller length or fewer ranks",
-                   loader->windows, options->length, options->ranks);
+                   loader->windows, loader->windows == 1 ? "" : "s", options->length,
+                   options->ranks);
 }
 
 /* Fills on the caller's thread and reads only what is constant and the seed, so it can be used

@@ -26,7 +26,7 @@ describe("adapters on codes, on ranks", function()
   -- The losses of a run, and the adapters that it saves.
   local function train(name, options)
     local out = launch(("run %s run=%s"):format(options, name))
-    assert.matches("its weights have 4 bits, so it is not saved as a model", out)
+    assert.matches("its weights have 4 bits, so they are not saved again", out)
     assert.is_nil(command.read(folder .. "/" .. name .. "/model/config.json"))
     local losses = {}
     for _, line in ipairs(command.metrics(("%s/%s"):format(folder, name))) do
@@ -54,6 +54,47 @@ describe("adapters on codes, on ranks", function()
       :format(command.source))
     assert.near(tonumber(losses[1]:match "%S+"), tonumber(own[1]:match "%S+"), 1e-2)
     assert.is_true(train("narrow", "-n 2 dtype=bf16 shard=full_shard")[1] ~= nil)
+  end)
+
+  it("are read by generate, with the weights that they were trained on", function()
+    train("run", "-n 1")
+    command.write(folder .. "/r.lua", [[
+      local ms = require "moonshard"
+      local how = ms.config { base = "", merge = false }
+      local model = assert(ms.nn.pretrained "base")
+      local base
+      if how.base == "false" then base = false end
+      assert(model:load_adapters("run/adapter", { base = base }))
+      local ids = ms.tensor({ ("One"):byte(1, -1) }, "i64")
+      if how.merge then model:merge_adapters() end
+      local new = model:generate(ids, { count = 12, temperature = 0 }):to_table()
+      io.write("One", string.char(table.unpack(new)))]])
+    local wanted = command.succeed(folder, "run r.lua")
+    assert.equal(wanted, (command.succeed(folder, "run r.lua merge=true")))
+    for _, path in ipairs { "run", "run/adapter" } do
+      local out = command.succeed(folder, ("generate %s --greedy --prompt One --count 12"):format(
+        path))
+      assert.equal(wanted, (out:gsub("\n$", "")))
+    end
+    -- The adapters go with other weights, too, where somebody asks for it.
+    command.succeed(folder, "run r.lua base=false")
+    assert(os.rename(folder .. "/base", folder .. "/gone"))
+    local code, _, err = command.run(folder, "generate run --prompt One")
+    assert.equal(3, code)
+    assert.matches("these are adapters of the model 'base', which is not here", err, 1, true)
+  end)
+
+  it("are refused where an option would change nothing", function()
+    for options, wanted in pairs {
+      ["lora=0"] = "option adapt.base: there are no adapters: give lora=RANK",
+      ["adapters=x"] = "option lora=2: the folder 'x' says the rank",
+      ["lora=0 adapters=x adapt.alpha=3"] = "option adapt.alpha: the folder 'x' says it",
+    } do
+      local code, _, err = command.run(folder, ("run '%s/recipes/llama.lua' %s %s"):format(
+        command.source, SMALL, options))
+      assert.equal(2, code)
+      assert.matches(wanted, err, 1, true)
+    end
   end)
 
   it("go on from a checkpoint of another strategy, of codes alone", function()

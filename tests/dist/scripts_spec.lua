@@ -316,3 +316,29 @@ describe("ms.train with steps in backward", function()
     assert.truthy(command.read(folder .. "/out/step-00000002/manifest.json"))
   end)
 end)
+
+describe("groups of an optimizer", function()
+  it("are told of where pieces of shards leave one empty", function()
+    command.write(folder .. "/r.lua", [[
+local ms = require "moonshard"
+local cfg = ms.config(ms.scripts.options { how = "dim" })
+local net = ms.scripts.apply(cfg, ms.nn.Linear(4, 4), function(net)
+  local function is_matrix(p)
+    if cfg.how == "dim" then return p:dim() > 1 end
+    return #p:full_shape() > 1
+  end
+  local matrices, rest = {}, {}
+  for _, p in ipairs(net:parameters()) do table.insert(is_matrix(p) and matrices or rest, p) end
+  return ms.optim.adamw { { params = matrices }, { params = rest, weight_decay = 0 } }
+end)
+print(ms.rank(), net ~= nil)]])
+    for options, warns in pairs {
+      ["shard=full_shard"] = true, [""] = false, ["shard=full_shard how=shape"] = false,
+    } do
+      local _, err = command.succeed(folder, "run r.lua -n 2 " .. options)
+      local told = err:find("adamw: group 1 has no parameter; a piece of 'weight', which is \z
+        sharded, has one dimension: choose by #p:full_shape(), or", 1, true)
+      assert.equal(warns, told ~= nil, options .. err)
+    end
+  end)
+end)

@@ -219,6 +219,9 @@ describe("nn.lora { base = \"int4\" }", function()
   it("goes with adapters of a folder, and not with others", function()
     local model = fill(make("llama", { rank = 2 }))
     assert(model:save_adapters(folder .. "/adapter"))
+    local plain = make("llama")
+    assert(plain:load_adapters(folder .. "/adapter"))
+    assert.equal("f32", plain.model.layers[1].mlp.up_proj.weight:dtype())
     local coded = make("llama")
     assert(coded:load_adapters(folder .. "/adapter", { base = "int4" }))
     local x = ms.randint { 2, 12, low = 0, high = 32, seed = 1 }
@@ -227,6 +230,17 @@ describe("nn.lora { base = \"int4\" }", function()
     fails(function() coded:load_adapters(folder .. "/adapter", { base = "int4" }) end,
       "base is for a model that has no adapters yet")
     assert(coded:load_adapters(folder .. "/adapter"))
+    -- A folder tells the base, unless somebody else does.
+    assert(coded:save_adapters(folder .. "/adapter"))
+    for base, dtype in pairs { [true] = "u8", [false] = "f32" } do
+      local again = make("llama")
+      assert(again:load_adapters(folder .. "/adapter", not base and { base = false } or nil))
+      assert.equal(dtype, again.model.layers[1].mlp.up_proj.weight:dtype())
+    end
+    assert(plain:save_adapters(folder .. "/adapter"))
+    local last = make("llama")
+    assert(last:load_adapters(folder .. "/adapter"))
+    assert.equal("f32", last.model.layers[1].mlp.up_proj.weight:dtype())
     fails(function() make("llama", { base = "int8" }) end, "base is \"int4\", or left out")
     -- A folder that does not fit leaves the model as it was.
     local narrow = nn.llama { vocab = 32, context = 12, layers = 2, width = 24, heads = 4 }

@@ -58,7 +58,7 @@ describe("tokenize --chat", function()
     command.write(folder .. "/c.jsonl", table.concat(lines, "\n"))
     local code, out, err = tokenize "c.jsonl"
     assert.equal(0, code, out .. err)
-    assert.matches("%d+ tokens of these tokens are learned, %d+%%", out)
+    assert.matches("%d+ tokens of %d+ are learned, %d+%%", out)
     local set = assert(ms.data.tokens(folder .. "/shards/c_*.bin"))
     local loader = set:loader { batch = 1, length = set:size() - 1 }
     assert.is_true(loader:is_masked())

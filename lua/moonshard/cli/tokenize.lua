@@ -283,7 +283,7 @@ local function run_chats(tokenizer, shards, how, total)
   show(total, true)
   live.finish()
   if #shards > 0 then
-    print(("%s of these tokens are learned, %.0f%%"):format(counted(learned, "token"),
+    print(("%s of %d are learned, %.0f%%"):format(counted(learned, "token"), all,
       100 * learned / math.max(all, 1)))
   end
   return total, (core.clock_ms() - began) / 1000

@@ -156,7 +156,8 @@ return {
   { "momentum, nesterov, betas", "ms.optim.sgd ms.optim.adam" },
   { "LBFGS, Lion, Adafactor, Muon, Shampoo, custom optimizer", "ms.optim.define",
     "ms.optim.define makes an optimizer of a few lines.", none = true },
-  { "ema, exponential moving average, swa, AveragedModel, weight averaging, model averaging",
+  { "ema, exponential moving average, swa, swa_utils, AveragedModel, weight averaging, \z
+      model averaging",
     "ms.optim.ema TrainOptions.ema ms.optim.averager", "The averager averages over ranks." },
   { "ZeroRedundancyOptimizer, zero1, ZeRO-1, zero stage 1, optimizer sharding",
     "OptimizerOptions.shard" },
@@ -215,8 +216,10 @@ return {
   { "torch.compile, jit, torch.jit.script, torchscript, xla, onnx, torch.export, dynamo",
     "TrainOptions.graph ms.steps", "There is no compiler; graph = true launches the tasks of \z
       a step as graphs of a GPU.", none = true },
-  { "quantization, quantize, int4 inference, bitsandbytes, gptq, awq, qlora", "ms.codec",
-    "Models are not quantized; a codec packs tensors of hooks.", none = true },
+  { "quantization, quantize, int4, 4bit, load_in_4bit, bitsandbytes, qlora", "LoraOptions.base \z
+    ms.nn.lora ms.codec", "Base weights of adapters may have 4 bits; a codec packs tensors." },
+  { "gptq, awq, int4 inference", "ms.nn.lora", "Beside adapters, weights may have 4 bits.",
+    none = true },
   -- Files.
   { "state_dict, statedict, get_weights", "Module:state Optimizer:state" },
   { "load_state_dict, set_weights", "Module:load_state Optimizer:load_state" },

@@ -223,14 +223,15 @@
 --- same result. "unsupported": what adapter_config.json says is not here (DoRA, biases that are
 --- trained, ranks that differ, a start that changes the model's weights, as that of PiSSA), or it
 --- has an unknown key whose value is not null, false or empty. base: as of nn.lora, for a model
---- without adapters.
+--- without adapters; unless given, what the adapters were trained on, which save_adapters notes
+--- beside them; false: the weights as they are.
 --- ```lua
 --- local model = ms.nn.lora(ms.nn.Sequential(ms.nn.Linear(4, 4)), { rank = 2, names = { "0" } })
 --- assert(model:save_adapters "adapters")
 --- local other = ms.nn.Sequential(ms.nn.Linear(4, 4))
 --- other:load_adapters "adapters" --> true
 --- ```
----@field load_adapters fun(self, folder: string, options?: { base?: "int4" }): true?, string?, string?
+---@field load_adapters fun(self, folder: string, options?: { base?: "int4"|false }): true?, string?, string?
 --- Adds what the adapters add to the weights, in f32, and takes the adapters away: the model
 --- computes the same, up to rounding, and is saved as any model. What was trained before nn.lora is
 --- trained again. A wrapped model is unwrapped first; of a sharded model, all ranks call it.

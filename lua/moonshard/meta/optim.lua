@@ -91,6 +91,7 @@
 --- as adam; weight_decay .01
 --- ```lua
 --- local model = ms.nn.gpt2 { vocab = 64, context = 16, layers = 1, width = 32, heads = 2 }
+--- -- Outside of parameters(f) a rank of ms.fsdp sees pieces, which are vectors: #p:full_shape()
 --- local function is_matrix(p) return p:dim() > 1 end
 --- local function is_vector(p) return p:dim() == 1 end
 --- local optimizer = ms.optim.adamw({

@@ -12,6 +12,9 @@ local Module = module.base
 local adapter_files = {}
 
 local CONFIG <const>, WEIGHTS <const> = "adapter_config.json", "adapter_model.safetensors"
+
+-- Beside them, where the adapters were trained on codes: { "base": "int4" }. peft does not read it.
+local BASE <const> = "base.json"
 local PREFIX <const> = "base_model.model."
 
 -- The keys of adapter_config.json that are read, or that change nothing of what the saved adapters
@@ -96,10 +99,13 @@ function adapter_files.begin(model, folder, items)
   made, message, code = core.safetensors_create(folder .. "/" .. WEIGHTS, names, dtypes, shapes,
     { "format", "pt" })
   if not made then return nil, message, code end
-  return files.writer {
-    file = made, list = items, folder = folder,
-    texts = { [CONFIG] = config_text(model, lora.adapted(model)) },
-  }
+  local texts = { [CONFIG] = config_text(model, lora.adapted(model)) }
+  if coded.layers(model)[1] then texts[BASE] = '{ "base": "int4" }\n'
+  elseif core.exists(folder .. "/" .. BASE) then
+    ok, message, code = core.remove(folder .. "/" .. BASE)
+    if not ok then return nil, message, code end
+  end
+  return files.writer { file = made, list = items, folder = folder, texts = texts }
 end
 
 --- Raises for what save_adapters cannot take.
@@ -289,16 +295,26 @@ function adapter_files.examine(model, folder)
   return path, adapter, by_name
 end
 
+--- The base that a folder's adapters were trained on; nil: weights as they are.
 ---@param folder string
----@param options? { base?: "int4" }
+---@return "int4"?
+function adapter_files.base_of(folder)
+  local text = core.file_read(("%s/%s"):format(without_slash(folder), BASE))
+  local told = text and core.json_decode(text)
+  return type(told) == "table" and told.base == "int4" and "int4" or nil
+end
+
+---@param folder string
+---@param options? { base?: "int4"|false }
 ---@return true?, string?, string?
 function Module:load_adapters(folder, options)
   options_of.argument("load_adapters", "folder", folder, "string")
   local base = options_of.check("load_adapters", options, { "base" }).base
-  lora.check_base("load_adapters", base)
+  if base ~= false then lora.check_base("load_adapters", base) end
   local is_new = not lora.adapted(self)[1]
+  if base == nil and is_new then base = adapter_files.base_of(folder) end
   if is_new then lora.check_model("load_adapters", self)
-  elseif base then
+  elseif base ~= nil then
     core.raise "load_adapters: base is for a model that has no adapters yet"
   end
   local path, adapter, by_name = adapter_files.examine(self, folder)
@@ -306,7 +322,7 @@ function Module:load_adapters(folder, options)
   if is_new then
     local layers = {}
     for _, layer in sorted_pairs(by_name) do layers[#layers + 1] = layer end
-    lora.encode_base("load_adapters", self, base, layers)
+    lora.encode_base("load_adapters", self, base or nil, layers)
     lora.freeze(self)
     for name, layer in sorted_pairs(by_name) do -- luacheck: ignore name
       lora.add(layer, adapter)

@@ -1,6 +1,7 @@
 -- The class ms.Optimizer: parameter groups, and the parameters of an optimizer. Its methods are in
 -- step.lua and saved_state.lua, too.
 local core = require "moonshard.core"
+local log = require "moonshard.base.log"
 local module = require "moonshard.nn.module"
 local options_of = require "moonshard.base.options"
 local argument = options_of.argument
@@ -158,6 +159,23 @@ local function add_group(self, group)
   end
 end
 
+-- Under fsdp a rank has pieces, which are vectors: a loop that asks p:dim() puts all parameters
+-- into one group, and leaves another one empty.
+local function warn_of_empty(self)
+  local sharded
+  for _, p in ipairs(self.order) do
+    local entry = ownership.sharded[p]
+    if entry and #entry.shape > 1 and module.is_part(p) then sharded = p end
+  end
+  for i, group in ipairs(sharded and self.list or {}) do
+    if #group.params == 0 then
+      log.warn("%s: group %d has no parameter; a piece of '%s', which is sharded, has one \z
+        dimension: choose by #p:full_shape(), or with model:parameters(f)", self.kind.name, i,
+        sharded:name())
+    end
+  end
+end
+
 --- A new optimizer of a kind (kinds.lua). meta: its metatable, if it is not of the class.
 function optimizers.new(kind, params, options, meta)
   options = options or {}
@@ -171,6 +189,7 @@ function optimizers.new(kind, params, options, meta)
   }, meta or Optimizer)
   if self.shard then self.number = joined.number(self) end
   for _, group in ipairs(groups_of(params)) do add_group(self, group) end
+  warn_of_empty(self)
   return self
 end
 

@@ -1,7 +1,9 @@
 -- A user's scripts on any recipe: the options hook=, overlap= and buckets= of a command line. Each
 -- is the name of a ready-made link, policy or plan, or a Lua file. And shard=, the strategy by
 -- which ms.fsdp shards the model. This file applies them to a model and its optimizer.
+local adapters = require "moonshard.scripts.adapters"
 local buckets = require "moonshard.parallel.ddp.buckets"
+local chat = require "moonshard.chat"
 local coded = require "moonshard.nn.coded"
 local core = require "moonshard.core"
 local ddp = require "moonshard.parallel.ddp"
@@ -296,7 +298,7 @@ function scripts.apply(cfg, model, make, extra)
 end
 
 scripts.texts, scripts.tokenizer, scripts.default_text = texts, tokenizer, default_text
-scripts.vocab = vocab
+scripts.vocab, scripts.adapters = vocab, adapters
 
 ---@param cfg { batch: integer, accumulate?: integer, global_batch?: integer }
 ---@return integer
@@ -311,12 +313,14 @@ function scripts.passes(cfg)
   return whole // batch
 end
 
--- Three commands to try with a run that is done. has_texts: its model takes and gives text.
-local function show_next(run, has_texts)
+-- Three commands to try with a run that is done. words: its tokenizer. has_texts: the model takes
+-- and gives text.
+local function show_next(run, model, words, has_texts)
   if not launch.process then return end
   local program, folder = own_command.program(), own_command.quoted(run)
+  local how = words and chat.of(words) and "--chat" or "--prompt 'Once upon a time'"
   local commands = {
-    has_texts and ("%s generate %s/model --prompt 'Once upon a time'"):format(program, folder)
+    has_texts and ("%s generate %s%s %s"):format(program, folder, model, how)
       or ("%s docs --html pages"):format(program),
     ("%s plot %s"):format(program, folder),
     ("%s runs"):format(program),
@@ -342,18 +346,17 @@ function scripts.save(result, model, has_adapters)
     if is_whole then model = model:merge_adapters() end
   end
   if is_whole then assert(model:save(result.run .. "/model")) end
-  local has_tokenizer, bytes = model:tokenizer() ~= nil, model.options.vocab == 256
+  local own, bytes = model:tokenizer(), model.options.vocab == 256
   if result.valid then
     log.log("validation loss %.4f nats per %s", result.valid.loss,
-      bytes and not has_tokenizer and "byte" or "token")
+      bytes and not own and "byte" or "token")
   end
-  if not is_whole then
-    log.log("its weights have 4 bits, so it is not saved as a model: read the one that it began \z
-      with (ms.nn.pretrained), and give it the adapters (load_adapters, then merge_adapters)")
-    return
+  if is_whole then log.log("the model is in %s/model", result.run)
+  else
+    log.log("its weights have 4 bits, so they are not saved again: generate and eval read the \z
+      model that it began with, and these adapters")
   end
-  log.log("the model is in %s/model", result.run)
-  show_next(result.run, has_tokenizer or bytes)
+  show_next(result.run, is_whole and "/model" or "", own, own ~= nil or bytes)
 end
 
 return options_of.closed(scripts, "ms.scripts")
