@@ -66,10 +66,15 @@ local cfg = ms.config(ms.scripts.options {
   ema        = { 0.0, help = "decay of averaged weights, which are validated and saved; 0: none" },
   resume     = { "never", help = "never, auto, or a checkpoint" },
   run        = { "", help = "folder of the run" },
-  every      = { eval = 250, save = 1000, sample = 1000 },
+  every      = {
+    eval = { 250, help = "steps between validations; 0: none" },
+    save = { 1000, help = "steps between checkpoints, of which the last two stay; 0: none" },
+    sample = { 1000, help = "steps between samples; 0: none" },
+  },
   model      = {
-    layers = { 0, help = "instead of what the size says; also width and heads" },
-    width = 0, heads = 0,
+    layers = { 0, help = "number of blocks, instead of what the size says" },
+    width = { 0, help = "of a token's vector, instead of what the size says" },
+    heads = { 0, help = "of attention, instead of what the size says" },
   },
 })
 

@@ -26,10 +26,16 @@ local cfg = ms.config(ms.scripts.options {
   run     = { "", help = "folder of the run" },
   sample  = { 30.0, help = "seconds until a sample of text; the next take twice as long each" },
   every   = {
-    eval = 250, save = 500,
+    eval = { 250, help = "steps between validations; 0: none" },
+    save = { 500, help = "steps between checkpoints, of which the last two stay; 0: none" },
     sample = { 0, replaces = "sample", help = "steps between samples, instead; 0: none" },
   },
-  model   = { layers = 4, width = 128, heads = 4, dropout = 0.0 },
+  model   = {
+    layers = { 4, help = "number of blocks" },
+    width = { 128, help = "of a byte's vector" },
+    heads = { 4, help = "of attention" },
+    dropout = 0.0,
+  },
 })
 
 local text = cfg.data ~= "" and assert(data.bytes(cfg.data)) or ms.scripts.default_text()

@@ -67,11 +67,17 @@ local cfg = ms.config(ms.scripts.options {
   ema        = { 0.0, help = "decay of averaged weights, which are validated and saved; 0: none" },
   resume     = { "never", help = "never, auto, or a checkpoint" },
   run        = { "", help = "folder of the run" },
-  every      = { eval = 200, save = 500, sample = 500 },
+  every      = {
+    eval = { 200, help = "steps between validations; 0: none" },
+    save = { 500, help = "steps between checkpoints, of which the last two stay; 0: none" },
+    sample = { 500, help = "steps between samples; 0: none" },
+  },
   model      = {
-    layers = 6, width = 256, heads = 8,
+    layers = { 6, help = "number of blocks" },
+    width = { 256, help = "of a token's vector" },
+    heads = { 8, help = "of attention" },
     kv_heads = { 4, help = "heads of keys and values, shared by groups of query heads" },
-    rotary_base = 10000.0,
+    rotary_base = { 10000.0, help = "of rotary positions" },
   },
 })
 

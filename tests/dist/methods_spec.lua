@@ -285,7 +285,7 @@ describe("moonshard bench hooks", function()
     -- A minute more, for the output.
     if (os.getenv "MOONSHARD_SANITIZE" or "") ~= "" then return end
     out = command.succeed(folder, "bench hooks --thread-ranks --links none " .. sizes)
-    assert.matches("over no link", out)
+    assert.matches("without a link ", out)
     seen["local own, every 3"] = nil
     for hook, bytes in pairs(seen) do
       assert.truthy(

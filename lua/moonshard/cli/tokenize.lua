@@ -321,7 +321,8 @@ function tokenize.parser()
     :argname "NAME"
   parser:option("--pattern", "where ranks of tiktoken cut text: gpt2, cl100k, o200k, llama3")
   parser:option("--end-of-text", "the token after each document, or none (default: the one that \z
-    the tokenizer names)"):argname "TOKEN":default "auto":show_default(false)
+    the tokenizer names; with --chat one that ends no turn, such as <|endoftext|>)")
+    :argname "TOKEN":default "auto":show_default(false)
   parser:option("--field", "files are named *.jsonl and have a JSON object in each line; its \z
     member NAME is a document (default: files are text)"):argname "NAME"
   parser:flag("--chat", "each line of the .jsonl is a conversation: messages, or prompt and \z

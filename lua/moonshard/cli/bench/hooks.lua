@@ -241,7 +241,7 @@ local function print_table(parsed, rows)
     for k = 1, #paying do
       paying[k] = ("%s (%.2fx)"):format(paying[k].hook, plain / time_of(paying[k]))
     end
-    print(("over %s %s"):format(link == "none" and "no link" or link, #paying > 0
+    print(("%s %s"):format(link == "none" and "without a link" or "over " .. link, #paying > 0
       and "faster than the plain mean: " .. table.concat(paying, ", ")
       or "nothing is faster than the plain mean"))
   end
