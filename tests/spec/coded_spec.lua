@@ -167,8 +167,11 @@ describe("nn.lora { base = \"int4\" }", function()
   end)
 
   it("reads a model on meta in parts", function()
-    for _, kind in ipairs { "gpt2", "llama" } do
-      assert(make(kind):save(folder .. "/" .. kind))
+    for i, kind in ipairs { "gpt2", "llama", "llama" } do
+      -- Files may have 16 bits.
+      local saved = make(kind)
+      if i == 3 then saved:to "bf16" end
+      assert(saved:save(folder .. "/" .. kind))
       local function open()
         local model = assert(nn.pretrained(folder .. "/" .. kind))
         ms.seed(5)
@@ -242,6 +245,17 @@ describe("nn.lora { base = \"int4\" }", function()
     assert(last:load_adapters(folder .. "/adapter"))
     assert.equal("f32", last.model.layers[1].mlp.up_proj.weight:dtype())
     fails(function() make("llama", { base = "int8" }) end, "base is \"int4\", or left out")
+    -- A file that cannot be read leaves the weights as they were.
+    local file = folder .. "/adapter/adapter_model.safetensors"
+    local text = command.read(file)
+    command.write(file, text:sub(1, -9))
+    local whole = make("llama")
+    assert.is_nil((whole:load_adapters(folder .. "/adapter", { base = "int4" })))
+    for name, value in pairs(make("llama"):state()) do
+      assert.equal(0, largest(value, whole:state()[name]), name)
+    end
+    for _, p in ipairs(whole:parameters()) do assert.is_true(p:requires_grad()) end
+    command.write(file, text)
     -- A folder that does not fit leaves the model as it was.
     local narrow = nn.llama { vocab = 32, context = 12, layers = 2, width = 24, heads = 4 }
     assert.is_nil((narrow:load_adapters(folder .. "/adapter", { base = "int4" })))

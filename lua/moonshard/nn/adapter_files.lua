@@ -320,15 +320,18 @@ function Module:load_adapters(folder, options)
   local path, adapter, by_name = adapter_files.examine(self, folder)
   if not path then return nil, adapter, by_name end
   if is_new then
-    local layers = {}
-    for _, layer in sorted_pairs(by_name) do layers[#layers + 1] = layer end
-    lora.encode_base("load_adapters", self, base or nil, layers)
     lora.freeze(self)
     for name, layer in sorted_pairs(by_name) do -- luacheck: ignore name
       lora.add(layer, adapter)
     end
   end
   local read, message, code = files.read(adapter_files.reader(self), path)
+  -- After a failure a model has its weights as they were, so they are encoded last.
+  if read and is_new then
+    local layers = {}
+    for _, layer in sorted_pairs(by_name) do layers[#layers + 1] = layer end
+    lora.encode_base("load_adapters", self, base or nil, layers)
+  end
   if read then return true end
   if is_new then lora.undo(self) end
   return nil, message, code

@@ -138,11 +138,12 @@ end
 ---@param what string who asks, for messages
 ---@param name string of the layer
 ---@param layer ms.Module
-function coded.encode(what, name, layer)
+---@param trained boolean whether the weight is trained again when it has its numbers
+function coded.encode(what, name, layer, trained)
   local weight, codec = layer.weight, core.codec(KIND, { block = BLOCK })
   local shape = weight:shape()
   local entry = {
-    codec = codec, shape = shape, dtype = weight:dtype(), trained = weight:requires_grad(),
+    codec = codec, shape = shape, dtype = weight:dtype(), trained = trained,
     loaded = module.loaded_dtype[weight],
   }
   local bytes = codec:bytes(shape[2])

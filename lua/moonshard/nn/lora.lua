@@ -223,15 +223,19 @@ end
 ---@param chosen ms.Module[] layers that get an adapter
 function lora.encode_base(what, model, base, chosen)
   if base == nil then return end
-  local uses, wanted, list = {}, {}, {}
+  local uses, wanted, trained, list = {}, {}, {}, {}
   for _, layer in ipairs(chosen) do wanted[layer] = true end
+  for _, one in ipairs(lora.adapted(model)) do
+    trained[one.layer.lora_A], trained[one.layer.lora_B] = true, true
+  end
   for _, object in model:modules() do
     for _, t in pairs(getmetatable(object).fields) do
       if core.is_parameter(t) then uses[t] = (uses[t] or 0) + 1 end
     end
   end
   for name, object in model:modules() do
-    if layout_of(object) and (wanted[object] or name:find "%f[%w_]%d+%f[^%w_]") then
+    local is_one = wanted[object] or name:find "%f[%w_]%d+%f[^%w_]"
+    if layout_of(object) and is_one and not trained[object] then
       if uses[object.weight] == 1 then list[#list + 1] = { name = name, layer = object }
       elseif wanted[object] then
         core.raise(("%s: base: the weight of '%s' is used by another module, too, and cannot \z
@@ -239,7 +243,18 @@ function lora.encode_base(what, model, base, chosen)
       end
     end
   end
-  for _, one in ipairs(list) do coded.encode(what, one.name, one.layer) end
+  local frozen, kept = {}, {}
+  for _, p in ipairs(getmetatable(model).lora_frozen or {}) do frozen[p] = true end
+  for _, one in ipairs(list) do
+    local weight = one.layer.weight
+    coded.encode(what, one.name, one.layer, frozen[weight] or weight:requires_grad())
+    frozen[weight] = nil
+  end
+  -- The numbers of a weight must not be held by the list.
+  for _, p in ipairs(getmetatable(model).lora_frozen or {}) do
+    if frozen[p] then kept[#kept + 1] = p end
+  end
+  getmetatable(model).lora_frozen = kept
 end
 
 ---@param model ms.Module
@@ -256,8 +271,8 @@ function lora.lora(model, options)
       called %s"):format(table.concat(last_parts(model), ", ")))
   end
   local adapter, chosen = adapter_from(o), layers_of(model, names)
-  lora.encode_base("nn.lora", model, o.base, chosen)
   lora.freeze(model)
+  lora.encode_base("nn.lora", model, o.base, chosen)
   for _, layer in ipairs(chosen) do lora.add(layer, adapter) end
   return model
 end
