@@ -75,7 +75,9 @@ describe("moonshard repl", function()
       assert.matches("\n2\n> $", (one.send("1 + 1\n", "\n2\n> ")))
       one.send("for i = 1, 2 do\n", "\n>> ")
       one.send("\3", "%^C\n> ")
-      one.send("print 'begun' while true do end\n", "begun\n")
+      -- The thread sanitizer keeps a signal until the program calls a function that it watches.
+      local body = os.getenv "MOONSHARD_SANITIZE" == "thread" and "os.time()" or ""
+      one.send(("print 'begun' while true do %s end\n"):format(body), "begun\n")
       assert.is_nil(one.send("\3", "\n> "):find "moonshard/")
       one.send("2 + 2\n", "\n4\n> ")
       one.finish()
