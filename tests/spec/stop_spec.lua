@@ -13,9 +13,13 @@ local BUSY = {
   step = "for _ in ms.steps(2) do stop() while true do end end",
 }
 
+-- A timer's signal ends such a process. The thread sanitizer keeps a signal until the program calls
+-- a function that it watches, and these call none.
+local test = os.getenv "MOONSHARD_SANITIZE" == "thread" and pending or it
+
 describe("one rank that does not stop", function()
   for name, body in pairs(BUSY) do
-    it("is ended after --grace: " .. name, function()
+    test("is ended after --grace: " .. name, function()
       local folder = command.folder()
       command.write(folder .. "/r.lua", ([[
         local ms = require "moonshard"
@@ -23,8 +27,6 @@ describe("one rank that does not stop", function()
         local function stop()
           local pid = io.open "/proc/self/stat":read "a":match "^%%d+"
           io.popen("kill -%s " .. pid):close()
-          -- The thread sanitizer keeps a signal until the program calls a function that it watches.
-          os.time()
         end
         %s]]):format(name == "loop" and "INT" or "TERM", body))
       local code, _, err = command.run(folder, "run r.lua --grace 0.2")
