@@ -130,8 +130,9 @@ end
 -- checkpoint, a damaged one is skipped and the one before it is loaded.
 local function load(self, search, path)
   while true do
-    local chosen, things = chosen_by(path), things_of(self)
+    local chosen = chosen_by(path)
     self:settle(chosen)
+    local things = things_of(self)
     -- Averages may begin in the middle of a run.
     local begins = self.ema and not (chosen and chosen.ema)
     if begins then things.ema = nil end
