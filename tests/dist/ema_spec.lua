@@ -84,6 +84,28 @@ describe("averages of weights on ranks", function()
     assert.same(losses, others)
   end)
 
+  it("are merged into the model where they are of adapters", function()
+    command.write(folder .. "/make.lua", [[
+      local ms = require "moonshard"
+      assert(ms.nn.gpt2 { vocab = 256, context = 16, layers = 1, width = 32, heads = 2 }
+        :save "base")]])
+    command.succeed(folder, "run make.lua")
+    local merged, adapter = {}, {}
+    for _, how in ipairs { "-n 2", "-n 2 shard=full_shard", "-n 2 ema=0" } do
+      command.remove(folder .. "/out")
+      command.succeed(folder, ("run '%s/recipes/gpt2.lua' weights=base lora=2 data=text \z
+        bytes=true length=16 batch=4 accumulate=1 dtype=f32 warmup=2 lr=1e-2 every.eval=4 every.sample=0 \z
+        every.save=0 steps=8 ema=0.8 clip=1e30 run=out %s"):format(command.source, how))
+      merged[#merged + 1] = assert(ms.safetensors.load(folder .. "/out/model/model.safetensors"))
+      adapter[#adapter + 1] =
+        assert(ms.safetensors.load(folder .. "/out/adapter/adapter_model.safetensors"))
+    end
+    for _, found in ipairs { merged, adapter } do
+      assert.equal(0, distance(found[1], found[2]))
+      assert.is_true(distance(found[1], found[3]) > 0)
+    end
+  end)
+
   it("are averages of each rank's own weights with local=", function()
     local how = "-n 2 dtype=f32 local=local_sgd local.period=3 "
     local wanted = train("apart", how)

@@ -81,6 +81,14 @@ function EMA:_begin()
   self.steps = 0
 end
 
+-- The averages become the weights for good.
+function EMA:_take()
+  refuse_swapped(self, "averaged")
+  core.no_grad(function()
+    for _, p in ipairs(self.order) do p:copy_(self.slots[p].state.average) end
+  end)
+end
+
 -- Exchanges weights and averages. kept: averages of 16-bit weights, which these cannot hold.
 local function exchange(self, kept)
   core.no_grad(function()

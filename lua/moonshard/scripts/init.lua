@@ -333,8 +333,10 @@ end
 ---@param has_adapters? boolean
 function scripts.save(result, model, has_adapters)
   options_of.argument("scripts.save", "result", result, "table")
-  if result.ema and not result.ema.swapped then
-    return result.ema:averaged(scripts.save, result, model, has_adapters)
+  -- Merging adapters ends a model, also a wrapped one, so no weights can come back after it.
+  if result.ema and has_adapters then result.ema:_take()
+  elseif result.ema and not result.ema.swapped then
+    return result.ema:averaged(scripts.save, result, model)
   end
   local is_whole = true
   if has_adapters then
