@@ -23,7 +23,7 @@ void ms_gather_codec_free(ms_fsdp *fsdp)
 bool ms_gather_codec_applies(const ms_flat_param *flat)
 {
     const ms_gather_extension *extension = &flat->unit->fsdp->extension;
-    /* Codes are few bytes already, and nobody knows what to make of them. */
+    /* A flat parameter of codes (u8) travels as it is: the functions take and give floats. */
     return (extension->before || extension->after) && !flat->unit->full
            && ms_dtype_is_float(flat->dtype) && ms_flat_param_is_sharded(flat);
 }

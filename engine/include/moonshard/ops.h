@@ -109,8 +109,8 @@ extern "C" {
      * any strides; float, result of the operands' dtype */ \
     O(matmul) \
     /* x [..., in], weight [out, in], bias [out] or absent; linear.activation. A weight may be \
-     * coded, u8 [out, bytes]: its numbers are decoded for each product and not kept, and it has no \
-     * gradient. */ \
+     * coded, u8 [out, bytes]: it is decoded for each product, its numbers are not kept, and it \
+     * has no gradient. */ \
     O(linear) \
     O(linear_t)        /* the same with weight [in, out] */ \
     \

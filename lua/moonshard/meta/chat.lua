@@ -69,8 +69,9 @@
 --- of a message but its role and name, with the text between them that the template adds. A range
 --- begins earlier, directly after the generation prompt, if that text is between the last piece of
 --- an earlier message and this first piece. The generation prompt is what add_generation_prompt
---- adds at the end of the text, if the template gives both texts. A range ends later, directly after
---- the first special token, if one is between its last piece and the next piece of another message.
+--- adds at the end of the text, if the template gives both texts. A range ends later, directly
+--- after the first special token, if one is between its last piece and the next piece of another
+--- message.
 ---
 --- dated: whether the template asked for the date.
 --- ```lua

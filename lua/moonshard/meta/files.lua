@@ -91,8 +91,8 @@
 ---@field ddp? ms.DDPOptions        other options
 ---@field fsdp? ms.FSDPOptions      other options
 ---@field links? ms.LinkLike[]      that are before the hook
---- true: a model that a function makes is made on "meta" also where it is not sharded, and then gets
---- its values: base weights that become codes are read in parts.
+--- true: a model that a function makes is made on "meta" also where it is not sharded, and then
+--- gets its values: base weights that become codes are read in parts.
 ---@field meta? boolean
 
 --- Scripts on any recipe: the options hook=, overlap= and buckets= of a command line, each the
@@ -152,9 +152,9 @@
 --- ```
 ---@field texts fun(cfg: table): ms.Dataset, ms.Dataset
 --- Adapters by three options of cfg: lora, their rank, 0 for none; adapters, a folder to read them
---- from, or ""; adapt, a table with alpha, dropout (0 unless given), names (with commas between) and
---- base. Gives whether there are adapters, and a function that gives them to a model and returns it.
---- Ends the program with code 2 for an option that would change nothing.
+--- from, or ""; adapt, a table with alpha, dropout (0 unless given), names (with commas between)
+--- and base. Gives whether there are adapters, and a function that gives them to a model and returns
+--- it. Ends the program with code 2 for an option that would change nothing.
 --- ```lua
 --- local adapts, adapt = ms.scripts.adapters {
 ---   lora = 2, adapters = "", adapt = { alpha = 0, dropout = 0, names = "0", base = "" },
@@ -189,9 +189,9 @@
 --- ```
 ---@field passes fun(cfg: table): integer
 --- The text of recipes that are started without one, one token a byte: sayings in English of
---- Debian's package fortunes, which the launcher of a checkout installs where it can and packages of
---- Moonshard bring, else the files of this repository beside the recipe. The first lines of the run
---- say which. Raises where no text is found.
+--- Debian's package fortunes, which the launcher of a checkout installs where it can and packages
+--- of Moonshard bring, else the files of this repository beside the recipe. The first lines of the
+--- run say which. Raises where no text is found.
 --- ```lua
 --- ms.scripts.default_text():size() > 1000 --> true
 --- ```

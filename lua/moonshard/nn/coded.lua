@@ -74,7 +74,8 @@ local function encoded(source, what, bytes)
   }, Encoded)
 end
 
--- f(at, values) for bytes first .. first + count - 1, in parts of whole rows. Stops at nil.
+-- f(row, rows) for the rows that have the bytes first .. first + count - 1 of the codes, some of
+-- them at a time. Stops at nil.
 local function each_rows(self, first, count, f)
   local width, columns = self.of_shape[2], self.columns
   -- A part of 4 MiB of f32, so that reading takes little memory beside the codes.

@@ -95,7 +95,6 @@ end
 --- Takes the adapters away; what was trained before nn.lora is trained again.
 ---@param model ms.Module
 function lora.undo(model)
-  for _, one in ipairs(coded.layers(model)) do coded.decode(one.layer) end
   for _, one in ipairs(lora.adapted(model)) do
     one.layer.forward, one.layer.lora_A, one.layer.lora_B = nil, nil, nil
     getmetatable(one.layer).lora = nil
