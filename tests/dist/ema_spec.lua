@@ -94,8 +94,9 @@ describe("averages of weights on ranks", function()
     for _, how in ipairs { "-n 2", "-n 2 shard=full_shard", "-n 2 ema=0" } do
       command.remove(folder .. "/out")
       command.succeed(folder, ("run '%s/recipes/gpt2.lua' weights=base lora=2 data=text \z
-        bytes=true length=16 batch=4 accumulate=1 dtype=f32 warmup=2 lr=1e-2 \z
-        every.eval=4 every.sample=0 every.save=0 steps=8 ema=0.8 clip=1e30 run=out %s"):format(command.source, how))
+        bytes=true length=16 batch=4 accumulate=1 dtype=f32 warmup=2 lr=1e-2 every.eval=4 \z
+        every.sample=0 every.save=0 steps=8 ema=0.8 clip=1e30 run=out %s")
+        :format(command.source, how))
       merged[#merged + 1] = assert(ms.safetensors.load(folder .. "/out/model/model.safetensors"))
       adapter[#adapter + 1] =
         assert(ms.safetensors.load(folder .. "/out/adapter/adapter_model.safetensors"))
