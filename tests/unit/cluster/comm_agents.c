@@ -38,6 +38,7 @@ struct cluster {
     pthread_t gathering[HOSTS_MOST];
     ms_status gathered[HOSTS_MOST];
     const ms_transport *transport; /* NULL: that of one host */
+    const ms_os *os;               /* of the first host's agent; NULL: that of all others */
     void (*run)(member *self);
     member members[8];
     _Atomic uint32_t arrived, released;
@@ -127,7 +128,7 @@ static void begin(cluster *of, uint32_t ranks, const uint16_t *node_of)
         for (uint32_t k = 0; k < of->nodes; k++)
             snprintf(options->names[k], sizeof options->names[k], "host%c", (char)('a' + k));
         if (h) options->endpoint = of->options[0].endpoint;
-        ms_context_init(&of->contexts[h], NULL);
+        ms_context_init(&of->contexts[h], h ? NULL : of->os);
         of->contexts[h].log = quiet;
         if (ms_agent_open(&of->contexts[h], options, &of->agents[h]))
             fail_msg("keeper %u: %s", h, of->contexts[h].error.message);
@@ -159,15 +160,21 @@ static void start(cluster *of, void (*run)(member *))
     }
 }
 
-/* Ranks end, then agents. */
-static void finish(cluster *of, bool well)
+/* Each agent waits for the goodbye of the others. */
+static void finish_agents(const cluster *of)
 {
     pthread_t closing[HOSTS_MOST];
-    for (uint32_t r = 0; r < of->ranks; r++) pthread_join(of->members[r].thread, NULL);
     for (uint32_t h = 0; h < of->nodes; h++)
         pthread_create(&closing[h], NULL, (void *(*)(void *))(void (*)(void))ms_agent_finish,
                        of->agents[h]);
     for (uint32_t h = 0; h < of->nodes; h++) pthread_join(closing[h], NULL);
+}
+
+/* Ranks end, then agents. */
+static void finish(cluster *of, bool well)
+{
+    for (uint32_t r = 0; r < of->ranks; r++) pthread_join(of->members[r].thread, NULL);
+    finish_agents(of);
     for (uint32_t h = 0; h < of->nodes; h++) ms_agent_close(of->agents[h]);
     for (uint32_t r = 0; r < of->ranks && well; r++)
         if (*of->members[r].why) fail_msg("%s", of->members[r].why);
@@ -428,6 +435,93 @@ static void test_ranks_that_leave_early_are_named(void **state)
     }
 }
 
+/* What rank 0 tells its agent is held back until it may pass. */
+static cluster *held;
+static _Atomic bool may_pass;
+static int64_t receive_held(void *user, ms_file *socket, void *message, size_t bytes,
+                            uint64_t timeout_ns, ms_file **files, uint32_t files_most,
+                            uint32_t *files_count)
+{
+    const ms_os *os = ms_os_posix();
+    int64_t got = os->socket_receive(user, socket, message, bytes, timeout_ns, files, files_most,
+                                     files_count);
+    if (socket == held->agents[0]->connections[0].socket)
+        while (!atomic_load(&may_pass)) sched_yield();
+    return got;
+}
+
+/* Ranks 0 and 2 enqueue a call and leave while it runs. Rank 1, on the host of rank 0, only leaves,
+ * after rank 0. */
+static void leave_during_a_call(member *self)
+{
+    ms_group *part = NULL;
+    const uint32_t all[] = { 0, 2, 1 }, sizes[] = { 2, 1 };
+    ms_point ready;
+    ms_collective barrier = { .kind = MS_BARRIER, .bucket = -1 };
+    MUST(ms_group_split(self->world, 2, sizes, all, &part) == MS_OK);
+    atomic_fetch_add(&self->of->arrived, 1);
+    while (!atomic_load(&self->of->released)) sched_yield();
+    if (self->number != 1) MUST(ms_group_enqueue(part, 1, &barrier, &ready) == MS_OK);
+    const ms_control_file *control = self->of->agents[0]->control;
+    while (self->number == 1 && !atomic_load(&control->lines[0].gone)) sched_yield();
+    ms_comm_leave(self->engine, NULL);
+    if (self->number != 1) self->status = ms_point_sync(self->engine, ready);
+    self->error = *ms_engine_error(self->engine);
+}
+
+static bool has_entered(const cluster *of, uint32_t group, uint32_t number)
+{
+    const ms_shm_files *files = of->agents[of->options[0].node_of[number]]->files;
+    for (uint32_t c = 0; c < MS_CHANNELS; c++)
+        if (atomic_load(&ms_member(files, group, c, number)->slots[1].seq)) return true;
+    return false;
+}
+
+/* Rank 0 leaves, and its process ends, before the agent has passed on what it has told of its
+ * calls: until then other hosts hear of neither. The agent shows the lines of its ranks in their
+ * order, so when the other host hears of the end of rank 1, all that it may know of rank 0 has
+ * come. */
+static void test_the_calls_of_a_rank_come_before_its_end(void **state)
+{
+    (void)state;
+    static ms_transport slow;
+    slow = ms_transport_local;
+    slow.tasks = entering;
+    ms_os os = *ms_os_posix();
+    os.socket_receive = receive_held;
+    cluster of = { .os = &os, .transport = &slow };
+    held = &of;
+    atomic_store(&may_pass, true);
+    begin(&of, 3, (const uint16_t[]){ 0, 0, 1 });
+    start(&of, leave_during_a_call);
+    while (atomic_load(&of.arrived) < 3) sched_yield();
+    atomic_store(&may_pass, false);
+    atomic_store(&of.released, 1);
+    ms_rank_line *lines = of.agents[0]->control->lines, *copies = of.agents[1]->control->lines;
+    for (uint32_t r = 0; r < 2; r++) {
+        while (!atomic_load(&lines[r].finished)) sched_yield();
+        ms_rendezvous_left(ms_agent_rendezvous(of.agents[0]), r);
+    }
+    while (!atomic_load(&copies[1].gone)) sched_yield();
+    while (!has_entered(&of, 1, 0) || !has_entered(&of, 1, 2)) sched_yield();
+    uint32_t finished = atomic_load(&copies[0].finished), gone = atomic_load(&copies[0].gone);
+    deliver(&of, 1);
+    for (uint32_t r = 0; r < 3; r++) pthread_join(of.members[r].thread, NULL);
+    atomic_store(&may_pass, true);
+    while (!atomic_load(&copies[0].gone)) sched_yield();
+    finish_agents(&of);
+    const ms_member_line *line = ms_member(of.agents[1]->files, 1, 0, 0);
+    uint64_t calls = atomic_load(&line->issued);
+    for (uint32_t h = 0; h < 2; h++) ms_agent_close(of.agents[h]);
+    for (uint32_t r = 0; r < 3; r++) {
+        if (*of.members[r].why) fail_msg("%s", of.members[r].why);
+        if (of.members[r].status) fail_msg("rank %u: %s", r, of.members[r].error.message);
+    }
+    assert_int_equal(finished, MS_UNFINISHED);
+    assert_int_equal(gone, 0);
+    assert_int_equal(calls, 1);
+}
+
 /* ------------------------------------------------------------- hosts and strangers */
 
 static void wait_for_the_end(member *self)
@@ -600,6 +694,7 @@ int main(void)
         cmocka_unit_test(test_deadlocks_over_hosts_are_found),
         cmocka_unit_test(test_a_message_under_way_is_no_deadlock),
         cmocka_unit_test(test_ranks_that_leave_early_are_named),
+        cmocka_unit_test(test_the_calls_of_a_rank_come_before_its_end),
         cmocka_unit_test(test_a_host_that_is_lost_is_named),
         cmocka_unit_test(test_strangers_are_turned_away),
         cmocka_unit_test(test_a_false_first_agent_is_found),

@@ -350,13 +350,23 @@ static bool all_gone(const ms_agent *agent)
     return true;
 }
 
+/* Whether what the ranks have told is passed on. */
+static bool all_heard(const ms_agent *agent)
+{
+    for (uint32_t r = 0; r < agent->ranks; r++)
+        if (atomic_load(&agent->connections[r].unheard) != MS_ALL_HEARD) return false;
+    return true;
+}
+
 /* Another node may still work when this one's ranks have ended in order, so the first agent waits
  * for it without a limit: its signs of life are the limit. After the end of the job nodes need only
  * a moment. */
 void ms_agent_finish(ms_agent *agent)
 {
-    uint64_t since = 0;
+    uint64_t since = 0, limit = ms_agent_now(agent) + MS_GOODBYE_NS;
     if (agent->nodes == 1) return;
+    while (!all_heard(agent) && !ms_shm_ended(agent->control) && ms_agent_now(agent) < limit)
+        pause_for(MS_LOOK_NS);
     ms_agent_look(agent);
     if (ms_shm_ended(agent->control)) ms_agent_show_flights(agent);
     else ms_agent_show(agent, true);

@@ -41,33 +41,61 @@ typedef struct ms_told {
 
 /* --------------------------------------------------------------- the agent's */
 
-/* What a rank tells, until it has gone. */
+/* Less is unheard from now on, so that more may be shown. */
+static void note_heard(ms_rank_connection *connection, ms_unheard unheard)
+{
+    if (atomic_load(&connection->unheard) <= (uint32_t)unheard) return;
+    atomic_store(&connection->unheard, unheard);
+    ms_agent_show(connection->agent, true);
+}
+
+/* A part of the rank's line is shown with all of it: a copy of the line that is under way must not
+ * take it back. A rank tells its calls before it tells that it has finished. */
+static void pass_on(ms_rank_connection *connection, const ms_told *told, size_t bytes)
+{
+    ms_agent *agent = connection->agent;
+    uint64_t rank = (uint64_t)(connection - agent->connections),
+             finished = offsetof(ms_control_file, lines) + rank * sizeof(ms_rank_line)
+                        + offsetof(ms_rank_line, finished);
+    if (told->offset == finished) note_heard(connection, MS_CALLS_HEARD);
+    if (ms_agent_shows(agent, told->offset, bytes)) {
+        ms_agent_show(agent, true);
+        return;
+    }
+    ms_agent_propose(agent);
+    ms_agent_tell(agent, told->offset, told->data, bytes);
+}
+
+/* What a rank tells, until it has gone. A child of the rank may keep the socket open. So the rank
+ * has told all once its process has ended before a wait in which nothing came. */
 static void hear(void *argument)
 {
     ms_rank_connection *connection = argument;
     ms_agent *agent = connection->agent;
     const ms_os *os = agent->os;
+    const ms_rank_line *line = &agent->control->lines[connection - agent->connections];
     ms_told told;
     for (;;) {
         uint32_t files = 0;
+        bool gone = atomic_load(&line->gone) != 0;
         int64_t bytes = os->socket_receive(os->user, connection->socket, &told, sizeof told,
                                            MS_AGENT_TURN_NS, NULL, 0, &files);
         if (bytes == -ETIMEDOUT || bytes == -EAGAIN) {
+            if (gone) note_heard(connection, MS_ALL_HEARD);
             if (atomic_load(&agent->closing)) return;
             continue;
         }
-        if (bytes <= 0) return;
+        if (bytes <= 0) break;
         if (bytes == 1) {
             agent->replication.stir(&agent->replication);
             continue;
         }
         size_t data = (size_t)bytes - sizeof told.offset;
         if (bytes > (int64_t)sizeof told.offset && told.offset < agent->control->control_bytes
-            && data <= agent->control->control_bytes - told.offset) {
-            ms_agent_propose(agent);
-            ms_agent_tell(agent, told.offset, told.data, data);
-        }
+            && data <= agent->control->control_bytes - told.offset)
+            pass_on(connection, &told, data);
     }
+    note_heard(connection, MS_ALL_HEARD);
 }
 
 /* Why a process that has connected is not admitted; NULL: it is. */
@@ -102,8 +130,10 @@ static void receive_one(ms_agent *agent, ms_file *socket, uint32_t *arrived)
     }
     files[0] = agent->files->control_file;
     for (uint32_t r = 0; r < agent->ranks; r++) files[r + 1] = agent->files->heaps[r].file;
+    if (!refusal) atomic_store(&agent->connections[hello.rank].unheard, MS_CALLS_UNHEARD);
     int error = os->socket_send(os->user, socket, &answer, sizeof answer, files,
                                 refusal ? 0 : agent->ranks + 1);
+    if (error && !refusal) atomic_store(&agent->connections[hello.rank].unheard, MS_ALL_HEARD);
     if (refusal || error) {
         os->close(os->user, socket);
         return;

@@ -21,6 +21,12 @@ _Static_assert(SHOWN_FROM % 8 == 0 && SHOWN_TO % 8 == 0, "the part that is shown
 _Static_assert(FLIGHTS_TO - FLIGHTS_FROM + sizeof(ms_write_body) <= MS_FRAME_BODY_MOST,
                "a flight record fits a frame");
 
+/* Whether bytes from `offset` on are between two offsets. */
+static bool inside(uint64_t offset, size_t bytes, uint64_t from, uint64_t to)
+{
+    return offset >= from && offset < to && bytes <= to - offset;
+}
+
 /* ------------------------------------------------------------------- telling */
 
 /* The first agent tells all others; another one tells the first, which passes it on. */
@@ -53,21 +59,46 @@ static bool is_urgent(const ms_shown *was, const ms_shown *is)
     return false;
 }
 
-/* What is sent is compared and kept as the other nodes have it. */
+/* Other nodes do not see the end of a rank before they have heard what it has told. */
+static void hide_end(ms_shown *now, ms_unheard unheard)
+{
+    char *line = (char *)now->words;
+    if (unheard == MS_CALLS_UNHEARD)
+        memset(line + offsetof(ms_rank_line, finished), 0, sizeof(ms_word));
+    if (unheard != MS_ALL_HEARD) memset(line + offsetof(ms_rank_line, gone), 0, sizeof(ms_word));
+}
+
+/* What is sent is compared and kept as the other nodes have it. `unheard` is read before the line:
+ * it goes down only. */
+static void show(ms_agent *agent, uint32_t rank, bool all)
+{
+    ms_rank_line *line = &agent->control->lines[rank];
+    ms_shown now, *shown = &agent->shown[rank];
+    char *copy = (char *)now.words + SHOWN_FROM, *before = (char *)shown->words + SHOWN_FROM;
+    ms_unheard unheard = (ms_unheard)atomic_load(&agent->connections[rank].unheard);
+    ms_copy_words(copy, (char *)line + SHOWN_FROM, SHOWN_TO - SHOWN_FROM);
+    hide_end(&now, unheard);
+    if (memcmp(copy, before, SHOWN_TO - SHOWN_FROM) == 0) return;
+    if (!all && !is_urgent(shown, &now)) return;
+    memcpy(before, copy, SHOWN_TO - SHOWN_FROM);
+    ms_agent_propose(agent);
+    tell_part(agent, (char *)line + SHOWN_FROM, copy, SHOWN_TO - SHOWN_FROM);
+}
+
+/* One thread at a time, so that no copy goes back to what was before. */
 void ms_agent_show(ms_agent *agent, bool all)
 {
-    for (uint32_t r = 0; r < agent->ranks; r++) {
-        ms_rank_line *line = &agent->control->lines[r];
-        ms_shown now, *shown = &agent->shown[r];
-        char *copy = (char *)now.words + SHOWN_FROM, *before = (char *)shown->words + SHOWN_FROM;
-        if (!ms_shm_is_here(agent->control, r)) continue;
-        ms_copy_words(copy, (char *)line + SHOWN_FROM, SHOWN_TO - SHOWN_FROM);
-        if (memcmp(copy, before, SHOWN_TO - SHOWN_FROM) == 0) continue;
-        if (!all && !is_urgent(shown, &now)) continue;
-        memcpy(before, copy, SHOWN_TO - SHOWN_FROM);
-        ms_agent_propose(agent);
-        tell_part(agent, (char *)line + SHOWN_FROM, copy, SHOWN_TO - SHOWN_FROM);
-    }
+    ms_lock_take(&agent->showing);
+    for (uint32_t r = 0; r < agent->ranks; r++)
+        if (ms_shm_is_here(agent->control, r)) show(agent, r, all);
+    ms_lock_give(&agent->showing);
+}
+
+bool ms_agent_shows(const ms_agent *agent, uint64_t offset, size_t bytes)
+{
+    uint64_t lines = offsetof(ms_control_file, lines);
+    return inside(offset, bytes, lines, lines + agent->ranks * sizeof(ms_rank_line))
+           && inside((offset - lines) % sizeof(ms_rank_line), bytes, SHOWN_FROM, SHOWN_TO);
 }
 
 /* The record is read while its rank may still write: a report allows for that. */
@@ -82,12 +113,6 @@ void ms_agent_show_flights(ms_agent *agent)
 }
 
 /* ------------------------------------------------------------------- hearing */
-
-/* Whether bytes from `offset` on are between two offsets. */
-static bool inside(uint64_t offset, size_t bytes, uint64_t from, uint64_t to)
-{
-    return offset >= from && offset < to && bytes <= to - offset;
-}
 
 /* Where a node may write: the lines of its ranks, as far as others see them; the lines of groups
  * and pairs; the folder, and that there is a report. Group numbers do not say whose a member's line

@@ -10,8 +10,11 @@ void ms_agent_tell(ms_agent *agent, uint64_t offset, const void *data, size_t by
 bool ms_agent_apply(ms_agent *agent, uint32_t origin, uint64_t offset, const void *data,
                     size_t bytes);
 /* Tells the other nodes how this node's ranks are: what has changed and matters at once, or (all)
- * all that has changed. */
+ * all that has changed. The end of a rank is not shown before what it has told is passed on
+ * (ms_unheard). */
 void ms_agent_show(ms_agent *agent, bool all);
+/* Whether this is a part of a rank's line that ms_agent_show tells. */
+bool ms_agent_shows(const ms_agent *agent, uint64_t offset, size_t bytes);
 /* At the end: also the flight records. */
 void ms_agent_show_flights(ms_agent *agent);
 

@@ -9,7 +9,9 @@
  *
  * Invariants
  * - Each word of a rank's line is written by that rank or its node's agent; other nodes have
- *   copies. Copies of what one rank writes change in the order in which it wrote.
+ *   copies. Copies of what one rank writes change in the order in which it wrote. What a rank tells
+ *   of its calls is passed on before it is shown that it has finished; all that it has told, before
+ *   it is shown that its process has ended.
  * - The first agent decides: which cause ends the job, between which steps a request is met, which
  *   numbers new groups get. The others ask it.
  * - No thread of an agent waits for a rank, and for another node at most `lost_ns`. A node of which
@@ -39,11 +41,19 @@ typedef struct ms_peer {
     ms_os_thread *thread;
 } ms_peer;
 
+/* What a rank of this node may have told that is not passed on yet. */
+typedef enum ms_unheard {
+    MS_ALL_HEARD,   /* nothing, or the rank has not come */
+    MS_CALLS_HEARD, /* nothing about calls that its host issues: it has finished */
+    MS_CALLS_UNHEARD
+} ms_unheard;
+
 /* The connection to a rank of this node, which lasts as long as the rank. */
 typedef struct ms_rank_connection {
     ms_agent *agent;
     ms_file *socket; /* NULL: it has not come */
     int64_t process;
+    ms_word unheard; /* ms_unheard */
     ms_os_thread *thread;
 } ms_rank_connection;
 
@@ -99,11 +109,12 @@ struct ms_agent {
     ms_word starter_heard; /* it knows the exit code */
     ms_word starter_gone;  /* it is lost */
     ms_os_thread *looker;
-    ms_lock deciding; /* what follows, up to shown */
+    ms_lock deciding; /* what follows, up to showing; taken after `showing` */
     bool proposed, decided;
     ms_pending pending[MS_REQUESTS];
     ms_deadlock_rounds still;
-    ms_shown *shown; /* the looker's; one for each rank */
+    ms_lock showing; /* what other nodes see of the lines of ranks; held while they are told */
+    ms_shown *shown; /* one for each rank */
     ms_peer peers[MS_LOCAL_RANKS_MAX];
     ms_rank_connection connections[MS_LOCAL_RANKS_MAX];
 };
