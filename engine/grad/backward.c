@@ -390,7 +390,9 @@ static ms_tensor *home_for(const ms_pass *pass, const ms_tape_node *node, uint32
     return meta->home;
 }
 
-/* Calls the backward of an operator or a function. results has input_count entries, all NULL
+/* Calls the backward of an operator or a function. Dtypes of gradients are those of the tensors, so
+ * operators run outside of autocast; a function, as that of recompute, sees what its caller set.
+ * results has input_count entries, all NULL
  * before; sums and homes are what an operator may add to or write (see op.h). */
 static ms_status run_backward(ms_tape_node *node, ms_tensor **results, const bool *needs,
                               ms_tensor *const *sums, ms_tensor *const *homes, bool last)
@@ -414,7 +416,11 @@ static ms_status run_backward(ms_tape_node *node, ms_tensor **results, const boo
                                 .sums = sums,
                                 .homes = homes,
                                 .last = last };
-    return node->op->backward(&gradient);
+    ms_dtype autocast = ms_engine_autocast(node->engine);
+    if (autocast != MS_F32) ms_engine_set_autocast(node->engine, MS_F32);
+    ms_status status = node->op->backward(&gradient);
+    if (autocast != MS_F32) ms_engine_set_autocast(node->engine, autocast);
+    return status;
 }
 
 /* Hands the results on to the nodes before, and takes them over, also when status is an error. A

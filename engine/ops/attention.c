@@ -50,11 +50,13 @@ static ms_status make_heads(ms_engine *engine, ms_dtype dtype, const int64_t *sh
     return status;
 }
 
-/* The tensor itself (retained) if each of its rows is contiguous and rows do not overlap, else a
- * copy. Batches and heads may be anywhere, so parts of one matrix of queries, keys and values are
- * read in place. */
-static ms_status with_rows(ms_engine *engine, ms_tensor *tensor, ms_tensor **out)
+/* The tensor in this dtype: itself (retained) if each of its rows is contiguous and rows do not
+ * overlap, else a copy. Batches and heads may be anywhere, so parts of one matrix of queries, keys
+ * and values are read in place. */
+static ms_status with_rows(ms_engine *engine, ms_tensor *tensor, ms_dtype dtype, ms_tensor **out)
 {
+    /* A cast is contiguous. */
+    if (tensor->dtype != dtype) return ms_op_as_dtype(engine, tensor, dtype, out);
     if (tensor->strides[3] != 1 && tensor->shape[3] > 1)
         return ms_op_as_contiguous(engine, tensor, out);
     /* Expanded in time: a library reads no matrix whose rows overlap. */
@@ -95,11 +97,11 @@ static ms_status positions_check(const ms_op_call *call)
 
 /* q [b, h, t, d], k and v [b, g, s, d], h a multiple of g; causal: s >= t. With more keys than
  * queries the queries are the last ones, as when a text is continued from cached keys. */
-static ms_status attention_check(const ms_op_call *call)
+static ms_status attention_check(const ms_op_call *call, ms_dtype *dtype)
 {
     const ms_tensor *q = call->inputs[0], *k = call->inputs[1], *v = call->inputs[2];
-    if (!ms_dtype_is_float(q->dtype) || k->dtype != q->dtype || v->dtype != q->dtype)
-        return ms_op_refuse(call, "all must have the same float dtype");
+    ms_status status = ms_autocast_product(call, call->inputs, 3, dtype);
+    if (status) return status;
     if (q->dims != 4 || k->dims != 4 || v->dims != 4)
         return ms_op_refuse(call, "all must be [batch, heads, time, width]");
     if (!ms_shape_equal(k->dims, k->shape, v->dims, v->shape))
@@ -143,7 +145,6 @@ static void fill_args(const ms_attributes *attributes, const ms_tensor *q, const
     int64_t window = attributes->attention.window;
     args->window = window < args->keys ? window : 0;
     args->dtype = (uint8_t)q->dtype;
-    args->compute = (uint8_t)attributes->attention.compute;
     args->causal = attributes->attention.causal;
     args->fast = attributes->attention.fast;
 }
@@ -168,54 +169,43 @@ static double flops_of(const ms_attention_args *args, double products)
 }
 
 /* saved: q, k, v, o, log_sum, which is made only if the call is recorded, and positions if given.
- * Of 16 bits, o is saved in f32: the gradients of a query's scores add up to zero only as far as o
- * is exact. Under autocast the kernel rounds the products' operands itself; q, k and v are not cast
- * in memory. Scores take no memory, so the peak of a step grows with the length of the text and not
+ * The gradients of a query's scores add up to zero only as far as o is exact: of 16 bits, up to its
+ * rounding. Scores take no memory, so the peak of a step grows with the length of the text and not
  * with its square. */
 static ms_status attention_forward(ms_op_call *call)
 {
     ms_engine *engine = call->engine;
-    ms_tensor *in[4] = { NULL }, *out = NULL, *cast = NULL, *log_sum = NULL;
-    ms_status status = attention_check(call);
+    ms_tensor *in[4] = { NULL }, *out = NULL, *log_sum = NULL;
+    ms_dtype dtype = MS_F32;
+    ms_status status = attention_check(call, &dtype);
     if (status) return status;
     const int64_t *shape = call->inputs[0]->shape;
-    ms_dtype dtype = call->inputs[0]->dtype;
     /* Backward runs outside of the scopes that forward saw. */
     if (ms_engine_fast_attention(engine)) call->attributes.attention.fast = true;
-    call->attributes.attention.compute = dtype == MS_F32 ? ms_engine_autocast(engine) : dtype;
-    for (int i = 0; i < 3 && !status; i++) status = with_rows(engine, call->inputs[i], &in[i]);
+    for (int i = 0; i < 3 && !status; i++)
+        status = with_rows(engine, call->inputs[i], dtype, &in[i]);
     if (!status && positions_of(call))
         status = ms_op_as_contiguous(engine, positions_of(call), &in[3]);
     if (!status) status = make_heads(engine, dtype, shape, &out);
     if (!status && call->record) status = ms_tensor_new(engine, MS_F32, 3, shape, &log_sum);
-    bool exact = call->record && dtype != MS_F32;
-    if (!status)
-        status = exact ? make_heads(engine, MS_F32, shape, &cast)
-                       : ms_tensor_new_cast(engine, out, &cast);
     if (!status && out->count > 0) {
         ms_attention_args args = { .out = heads_of(out),
                                    .log_sum = log_sum ? ms_tensor_data(log_sum) : NULL,
                                    .positions = in[3] ? ms_tensor_data(in[3]) : NULL };
         fill_args(&call->attributes, in[0], in[1], in[2], &args);
-        if (cast) {
-            args.cast = heads_of(cast);
-            args.cast_dtype = (uint8_t)cast->dtype;
-        }
-        ms_tensor *writes[] = { out, log_sum, cast };
+        ms_tensor *writes[] = { out, log_sum };
         ms_task_cost cost = { .flops = flops_of(&args, 2.0),
                               .bytes = 2 * ms_tensor_bytes(out) + 2 * ms_tensor_bytes(in[1]) };
         status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_attention_forward),
-                                   &args, in, 4, writes, 3, cost);
+                                   &args, in, 4, writes, 2, cost);
     }
-    if (!status && !exact) ms_tensor_keep_cast(out, cast);
     /* The order in which backward finds them: in[] and not the inputs, as a copy may have been
      * made. */
-    ms_tensor *saved[] = { in[0], in[1], in[2], exact ? cast : out, log_sum, in[3] };
+    ms_tensor *saved[] = { in[0], in[1], in[2], out, log_sum, in[3] };
     for (int i = 0; i < 6 && !status && call->record; i++)
         if (saved[i]) status = ms_op_save(call, saved[i]);
     for (int i = 0; i < 4; i++) ms_tensor_release(in[i]);
     ms_tensor_release(log_sum);
-    ms_tensor_release(cast);
     if (status) ms_tensor_release(out);
     else call->outputs[0] = out;
     return status;
@@ -234,23 +224,24 @@ static bool side_by_side(const ms_tensor *q, const ms_tensor *k, const ms_tensor
            && memcmp(k->strides, v->strides, sizeof q->strides) == 0;
 }
 
-/* The tensors for dq, dk and dv. If q, k and v are side by side in one matrix, so are their
- * gradients: split's backward then finds the matrix's gradient complete and copies nothing. Their
- * three windows write every element of the matrix, so it needs no zeros. */
+/* The tensors for dq, dk and dv, of the products' dtype. If q, k and v are side by side in one
+ * matrix, so are their gradients: split's backward then finds the matrix's gradient complete and
+ * copies nothing. Their three windows write every element of the matrix, so it needs no zeros. */
 static ms_status make_gradients(ms_op_gradient *gradient, ms_tensor **results)
 {
     ms_engine *engine = gradient->engine;
     ms_status status = MS_OK;
     const ms_tensor_info *in = gradient->inputs;
+    ms_dtype dtype = gradient->saved[0]->dtype;
     if (!side_by_side(gradient->saved[0], gradient->saved[1], gradient->saved[2])) {
         for (int i = 0; i < 3 && !status; i++)
-            status = make_heads(engine, in[i].dtype, in[i].shape, &results[i]);
+            status = make_heads(engine, dtype, in[i].shape, &results[i]);
         return status;
     }
     int64_t batches = in[0].shape[0], times = in[0].shape[2], width = in[0].shape[3],
             row = (in[0].shape[1] + 2 * in[1].shape[1]) * width, at = 0;
     ms_tensor *whole = NULL;
-    status = ms_tensor_new(engine, in[0].dtype, 3, (int64_t[]){ batches, times, row }, &whole);
+    status = ms_tensor_new(engine, dtype, 3, (int64_t[]){ batches, times, row }, &whole);
     for (int i = 0; i < 3 && !status; i++) {
         status = ms_tensor_window(whole, 4, in[i].shape, (int64_t[]){ times * row, width, row, 1 },
                                   at, &results[i]);
@@ -268,12 +259,11 @@ static ms_status attention_backward(ms_op_gradient *gradient)
     ms_tensor *const *saved = gradient->saved;
     ms_tensor *g = NULL, *results[3] = { NULL },
               *positions = gradient->saved_count > 5 ? saved[5] : NULL;
-    ms_status status = with_rows(engine, gradient->gradients[0], &g);
+    ms_status status = with_rows(engine, gradient->gradients[0], saved[0]->dtype, &g);
     if (!status) status = make_gradients(gradient, results);
     /* Without queries the task still runs: dk and dv are zeros then, which only the task writes. */
     if (!status && results[1]->count > 0) {
-        ms_attention_args args = { .cast = heads_of(saved[3]),
-                                   .cast_dtype = MS_F32,
+        ms_attention_args args = { .out = heads_of(saved[3]),
                                    .log_sum = ms_tensor_data(saved[4]),
                                    .positions = positions ? ms_tensor_data(positions) : NULL,
                                    .dout = heads_of(g),
@@ -289,8 +279,11 @@ static ms_status attention_backward(ms_op_gradient *gradient)
     }
     ms_tensor_release(g);
     for (int i = 0; i < 3; i++) {
-        if (!status && gradient->needs[i]) gradient->results[i] = results[i];
-        else ms_tensor_release(results[i]);
+        /* Inputs that autocast has cast get gradients of their own dtype. */
+        if (!status && gradient->needs[i])
+            status = ms_op_as_dtype(engine, results[i], gradient->inputs[i].dtype,
+                                    &gradient->results[i]);
+        ms_tensor_release(results[i]);
     }
     return status;
 }
@@ -310,7 +303,7 @@ static ms_status turn(ms_engine *engine, const ms_attributes *attributes, ms_ten
                       ms_tensor **out)
 {
     ms_tensor *rows = NULL, *made = NULL;
-    ms_status status = with_rows(engine, x, &rows);
+    ms_status status = with_rows(engine, x, x->dtype, &rows);
     if (!status) status = make_heads(engine, x->dtype, x->shape, &made);
     if (!status && x->count > 0) {
         ms_rotary_args args = { .x = heads_of(rows),

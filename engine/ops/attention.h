@@ -21,9 +21,7 @@ typedef struct ms_heads {
  * a query sees the last `window` of these keys. There is at least one key. log_sum is what backward
  * computes the probabilities from. */
 typedef struct ms_attention_args {
-    /* cast: the result once more in cast_dtype; without data: not wanted. Backward gets the f32
-     * result there. */
-    ms_heads q, k, v, out, cast;
+    ms_heads q, k, v, out;
     ms_heads dout, dq, dk, dv; /* backward */
     /* [batch, heads, queries]: logarithm of the sum of exponentials of the scaled scores; or
      * NULL */
@@ -32,8 +30,7 @@ typedef struct ms_attention_args {
     int64_t batches, heads, groups, queries, keys, width;
     int64_t window; /* 0: none */
     double scale;
-    /* Of tensors, and of operands of products: see ms_engine_set_autocast. */
-    uint8_t dtype, compute, cast_dtype;
+    uint8_t dtype; /* of all tensors */
     bool causal;
     bool fast; /* backward need not repeat its bits */
 } ms_attention_args;

@@ -1,9 +1,7 @@
-/* autocast.c: the dtype of products, and casts that are kept for the step.
+/* autocast.c: the dtypes of operators under autocast, and casts that are kept for the step.
  *
- * Under autocast f32 stays the dtype of tensors, and products cast their operands to 16 bits. A
- * weight is cast once a step: the cast is kept with the weight and serves until the weight's
- * version changes. An activation's cast is written by the task that computes the activation, in the
- * same pass (ms_tensor_new_cast).
+ * A weight is cast once a step: the cast is kept with the weight and serves until the weight's
+ * version changes. Activations have 16 bits as they are made.
  *
  * A cast's storage is tied to that of its source: when the source is dropped, the cast is dropped
  * with it, also where only the tape holds the cast. It is computed again when it is used next. */
@@ -14,8 +12,8 @@
 #include "tensor/op.h"
 #include "tensor/tensor.h"
 
-/* f32 turns autocast off. Without memory for the state it stays off. Only products ask for it.
- * Casts that exist are not dropped: they are checked against the dtype when they are used. */
+/* f32 turns autocast off. Without memory for the state it stays off. Casts that exist are not
+ * dropped: they are checked against the dtype when they are used. */
 void ms_engine_set_autocast(ms_engine *engine, ms_dtype dtype)
 {
     ms_tensor_state *state = NULL;
@@ -48,6 +46,43 @@ void ms_engine_drop_casts(ms_engine *engine)
 {
     ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
     while (state && state->casts) ms_tensor_drop_cast(state->casts);
+}
+
+/* ------------------------------------------------------------------- dtypes */
+
+bool ms_autocast_shared(const ms_engine *engine, ms_dtype a, ms_dtype b, ms_dtype *out)
+{
+    *out = a == b ? a : MS_F32;
+    return a == b || (ms_engine_autocast(engine) != MS_F32 && (a == MS_F32 || b == MS_F32));
+}
+
+ms_dtype ms_autocast_wide(const ms_engine *engine, ms_dtype dtype)
+{
+    bool is_wide = ms_engine_autocast(engine) != MS_F32 && ms_dtype_is_float(dtype);
+    return is_wide ? MS_F32 : dtype;
+}
+
+/* Operands that have 16 bits already are multiplied as they are, unless an f32 operand meets them:
+ * that one is cast to the dtype of autocast. */
+ms_status ms_autocast_product(const ms_op_call *call, ms_tensor *const *operands, uint32_t count,
+                              ms_dtype *out)
+{
+    ms_dtype autocast = ms_engine_autocast(call->engine);
+    bool is_first = true;
+    for (uint32_t i = 0; i < count; i++) {
+        if (!operands[i]) continue;
+        ms_dtype dtype = operands[i]->dtype == MS_F32 ? autocast : operands[i]->dtype;
+        if (!ms_dtype_is_float(dtype) || (!is_first && dtype != *out))
+            return autocast == MS_F32
+                       ? ms_op_refuse(call, "all must have the same float dtype: cast with x:to")
+                       : ms_op_refuse(call,
+                                      "all must be f32 or of one dtype of 16 bits, under "
+                                      "autocast to %s: cast with x:to",
+                                      ms_dtype_name(autocast));
+        *out = dtype;
+        is_first = false;
+    }
+    return MS_OK;
 }
 
 /* ------------------------------------------------- casts of dropped weights */
@@ -196,33 +231,5 @@ ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype d
     }
     ms_status status = make_cast(engine, tensor, dtype, out);
     if (!status && keep) ms_tensor_hold_cast(tensor, *out);
-    return status;
-}
-
-/* Called after the task that writes both tensors has been enqueued. cast may be NULL, so that
- * callers need not ask whether autocast is on. */
-void ms_tensor_keep_cast(ms_tensor *tensor, ms_tensor *cast)
-{
-    if (!cast) return;
-    cast_is_computed(tensor, cast);
-    ms_tensor_hold_cast(tensor, cast);
-}
-
-/* The cast has as many elements in memory as the tensor and its strides, so the tensor must fill
- * its memory without gaps, in whatever order of dimensions. */
-ms_status ms_tensor_new_cast(ms_engine *engine, const ms_tensor *tensor, ms_tensor **out)
-{
-    ms_dtype dtype = ms_engine_autocast(engine);
-    if (dtype == MS_F32 || tensor->dtype != MS_F32 || tensor->count == 0) return MS_OK;
-    ms_tensor *memory = NULL;
-    ms_status status = ms_tensor_new(engine, dtype, 1, &tensor->count, &memory);
-    if (!status)
-        status = ms_tensor_window(memory, tensor->dims, tensor->shape, tensor->strides, 0, out);
-    ms_tensor_release(memory);
-    if (!status) status = tie(tensor, *out);
-    if (status) {
-        ms_tensor_release(*out);
-        *out = NULL;
-    }
     return status;
 }

@@ -42,15 +42,12 @@ static ms_status check_channels(const ms_op_call *call, int64_t groups)
     return MS_OK;
 }
 
-/* Checks a call and fills in its sizes. The dtypes must agree, as in linear: autocast casts f32
- * operands itself. */
+/* Checks a call and fills in its sizes. */
 static ms_status sizes_of(const ms_op_call *call, ms_convolution_args *args)
 {
     static const int64_t one[2] = { 1, 1 };
     const ms_tensor *x = call->inputs[0], *w = call->inputs[1], *bias = bias_of(call);
     int64_t groups = call->attributes.window.groups ? call->attributes.window.groups : 1;
-    if (!ms_dtype_is_float(x->dtype) || x->dtype != w->dtype || (bias && bias->dtype != x->dtype))
-        return ms_op_refuse(call, "all must have the same float dtype");
     if (w->dims != 4 || w->count == 0)
         return ms_op_refuse(call, "the weight must be [output channels, channels, rows, columns], "
                                   "none of them 0");
@@ -109,13 +106,14 @@ static ms_status conv2d_forward(ms_op_call *call)
     ms_engine *engine = call->engine;
     ms_convolution_args args = { 0 };
     ms_tensor *x = NULL, *w = NULL, *bias = NULL, *y = NULL;
-    ms_status status = sizes_of(call, &args);
+    ms_dtype dtype = MS_F32;
+    ms_status status = ms_autocast_product(call, call->inputs, call->input_count, &dtype);
+    if (!status) status = sizes_of(call, &args);
     if (status) return status;
-    ms_dtype dtype = call->inputs[0]->dtype, compute = ms_product_dtype(engine, dtype);
     int64_t shape[4] = { args.images, args.groups * args.results, args.window.out[0],
                          args.window.out[1] };
-    status = operand(engine, call->inputs[0], compute, false, &x);
-    if (!status) status = operand(engine, call->inputs[1], compute, true, &w);
+    status = operand(engine, call->inputs[0], dtype, false, &x);
+    if (!status) status = operand(engine, call->inputs[1], dtype, true, &w);
     if (!status && bias_of(call)) status = operand(engine, bias_of(call), MS_F32, false, &bias);
     if (!status) status = ms_op_output(call, 0, dtype, 4, shape, &y);
     if (!status && y->count > 0) {
@@ -123,7 +121,7 @@ static ms_status conv2d_forward(ms_op_call *call)
         args.weight = ms_tensor_data(w);
         args.bias = bias ? ms_tensor_data(bias) : NULL;
         args.out = ms_tensor_data(y);
-        args.in_dtype = (uint8_t)compute;
+        args.in_dtype = (uint8_t)dtype;
         args.out_dtype = (uint8_t)dtype;
         ms_tensor *reads[] = { x, w, bias }, *writes[] = { y, NULL };
         status = enqueue(engine, MS_KERNEL_conv2d, &args, reads, writes);

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "moonshard/ops.h"
+#include "ops/autocast.h"
 #include "tensor/op.h"
 #include "ops/values.h"
 #include "ops/sum_to.h"
@@ -160,11 +161,11 @@ static ms_status fill_forward(ms_op_call *call)
  * of a new dimension. One copy task for each input that has elements. Parts are windows of the
  * result, so each element is written once and nothing is copied twice. They may overlap no input,
  * as the result is new. */
-static ms_status join(ms_op_call *call, uint32_t dim, bool stack, uint32_t dims,
+static ms_status join(ms_op_call *call, ms_dtype dtype, uint32_t dim, bool stack, uint32_t dims,
                       const int64_t *shape)
 {
     ms_tensor *out = NULL;
-    ms_status status = ms_op_output(call, 0, ms_tensor_dtype(call->inputs[0]), dims, shape, &out);
+    ms_status status = ms_op_output(call, 0, dtype, dims, shape, &out);
     int64_t at = 0;
     for (uint32_t i = 0; i < call->input_count && !status; i++) {
         /* A stacked input is one position of the new dimension. */
@@ -181,20 +182,29 @@ static ms_status join(ms_op_call *call, uint32_t dim, bool stack, uint32_t dims,
     return status;
 }
 
-/* Inputs [.., n_i, ..] give [.., sum of n_i, ..]; all other sizes and the dtype agree. The dtype is
- * not promoted: a silent cast of one input would hide a mistake. */
+/* Whether the input's dtype goes with that of those before it, which becomes the shared one. */
+static bool joins(const ms_op_call *call, const ms_tensor *input, ms_dtype *dtype)
+{
+    ms_dtype own = ms_tensor_dtype(input);
+    return own == *dtype
+           || (ms_dtype_is_float(own) && ms_dtype_is_float(*dtype)
+               && ms_autocast_shared(call->engine, own, *dtype, dtype));
+}
+
+/* Inputs [.., n_i, ..] give [.., sum of n_i, ..]; all other sizes agree, and outside of autocast
+ * the dtype. It is not promoted there: a silent cast of one input would hide a mistake. */
 static ms_status cat_forward(ms_op_call *call)
 {
     const ms_tensor *first = call->inputs[0];
     uint32_t dims = ms_tensor_dims(first), dim = 0;
     int64_t shape[MS_DIMS_MAX];
+    ms_dtype dtype = ms_tensor_dtype(first);
     if (!ms_shape_dim(dims, call->attributes.dim.a, &dim))
         return ms_op_refuse(call, "there is no dimension %d", ms_dim_named(call->attributes.dim.a));
     memcpy(shape, ms_tensor_shape(first), dims * sizeof *shape);
     for (uint32_t i = 1; i < call->input_count; i++) {
         const ms_tensor *input = call->inputs[i];
-        bool fits =
-            ms_tensor_dims(input) == dims && ms_tensor_dtype(input) == ms_tensor_dtype(first);
+        bool fits = ms_tensor_dims(input) == dims && joins(call, input, &dtype);
         for (uint32_t d = 0; d < dims && fits; d++)
             fits = d == dim || ms_tensor_shape(input)[d] == shape[d];
         if (!fits)
@@ -204,7 +214,7 @@ static ms_status cat_forward(ms_op_call *call)
                                 i + 1);
         shape[dim] += ms_tensor_shape(input)[dim];
     }
-    return join(call, dim, false, dims, shape);
+    return join(call, dtype, dim, false, dims, shape);
 }
 
 /* k inputs of one shape and dtype; the result has a dimension of size k more. */
@@ -213,6 +223,7 @@ static ms_status stack_forward(ms_op_call *call)
     const ms_tensor *first = call->inputs[0];
     uint32_t dims = ms_tensor_dims(first), dim = 0;
     int64_t shape[MS_DIMS_MAX];
+    ms_dtype dtype = ms_tensor_dtype(first);
     if (dims == MS_DIMS_MAX)
         return ms_op_refuse(call, "the result would have more than %d dimensions", MS_DIMS_MAX);
     /* The new dimension is counted in the result, so it can be the last one. */
@@ -221,14 +232,27 @@ static ms_status stack_forward(ms_op_call *call)
                             ms_dim_named(call->attributes.dim.a));
     for (uint32_t i = 1; i < call->input_count; i++) {
         const ms_tensor *input = call->inputs[i];
-        if (ms_tensor_dtype(input) != ms_tensor_dtype(first)
+        if (!joins(call, input, &dtype)
             || !ms_shape_equal(ms_tensor_dims(input), ms_tensor_shape(input), dims,
                                ms_tensor_shape(first)))
             return ms_op_refuse(call, "tensor %u differs from the first in shape or dtype", i + 1);
     }
     for (uint32_t d = 0; d <= dims; d++)
         shape[d] = d == dim ? call->input_count : ms_tensor_shape(first)[d - (d > dim)];
-    return join(call, dim, true, dims + 1, shape);
+    return join(call, dtype, dim, true, dims + 1, shape);
+}
+
+/* dx_i in the dtype of x_i. */
+static ms_status part_of(const ms_op_gradient *gradient, uint32_t i, uint32_t dim, int64_t at,
+                         int64_t length, bool stack)
+{
+    ms_tensor *part = NULL;
+    ms_status status = ms_tensor_slice(gradient->gradients[0], dim, at, length, stack, &part);
+    if (!status)
+        status = ms_op_as_dtype(gradient->engine, part, gradient->inputs[i].dtype,
+                                &gradient->results[i]);
+    ms_tensor_release(part);
+    return status;
 }
 
 /* dx_i is the window of dy at which x_i was put: nothing is copied. After an error the windows that
@@ -243,9 +267,8 @@ static ms_status join_backward(ms_op_gradient *gradient, bool stack)
     ms_shape_dim(ms_tensor_dims(g), gradient->attributes.dim.a, &dim);
     for (uint32_t i = 0; i < gradient->input_count; i++) {
         int64_t length = stack ? 1 : gradient->inputs[i].shape[dim];
-        ms_status status = gradient->needs[i]
-                               ? ms_tensor_slice(g, dim, at, length, stack, &gradient->results[i])
-                               : MS_OK;
+        ms_status status =
+            gradient->needs[i] ? part_of(gradient, i, dim, at, length, stack) : MS_OK;
         if (status) {
             for (uint32_t k = 0; k < i; k++) {
                 ms_tensor_release(gradient->results[k]);

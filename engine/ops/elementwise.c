@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "moonshard/ops.h"
+#include "ops/autocast.h"
 #include "tensor/op.h"
 #include "ops/values.h"
 #include "ops/sum_to.h"
@@ -91,12 +92,15 @@ static ms_status run_backward(ms_op_gradient *gradient, const elementwise_rule *
     static ms_status forward_##name(ms_op_call *call) { return run_forward(call, &rule_##name); } \
     const ms_op ms_op_##name = { #name, forward_##name, backward_function, least, most, op_flags };
 /* With a gradient, and an in-place twin. */
-#define SMOOTH(name, least, most, ...)                                                      \
-    static ms_status backward_##name(ms_op_gradient *gradient);                             \
-    OP(name, least, most, MS_OP_IN_PLACE | MS_OP_ELEMENTWISE, backward_##name, __VA_ARGS__) \
-    static ms_status backward_##name(ms_op_gradient *gradient)                              \
-    {                                                                                       \
-        return run_backward(gradient, &rule_##name);                                        \
+#define SMOOTH(name, least, most, ...) TWIN(name, least, most, 0, __VA_ARGS__)
+#define WIDE(name, least, most, ...) TWIN(name, least, most, MS_OP_WIDE, __VA_ARGS__)
+#define TWIN(name, least, most, more, ...)                                              \
+    static ms_status backward_##name(ms_op_gradient *gradient);                         \
+    OP(name, least, most, MS_OP_IN_PLACE | MS_OP_ELEMENTWISE | (more), backward_##name, \
+       __VA_ARGS__)                                                                     \
+    static ms_status backward_##name(ms_op_gradient *gradient)                          \
+    {                                                                                   \
+        return run_backward(gradient, &rule_##name);                                    \
     }
 /* To bool, of two tensors and of a tensor and a number. */
 #define COMPARE(name, more)                                                                  \
@@ -109,11 +113,11 @@ static ms_status run_backward(ms_op_gradient *gradient, const elementwise_rule *
  * rsqrt: dx = -g y^3 / 2. relu: dx = g where y > 0. tanh: dx = g (1 - y^2). sigmoid: dx = g y (1 -
  * y). sin: dx = g cos x. cos: dx = -g sin x. sign: dx = 0. */
 SMOOTH(neg, 1, 1, MS_KERNEL_neg, { IN0 }, WHOLE, 0, { BACK(neg, G) })
-SMOOTH(exp, 1, 1, MS_KERNEL_exp, { IN0 }, 0, SAVE_RESULT, { BACK(mul, G, S0) })
-SMOOTH(log, 1, 1, MS_KERNEL_log, { IN0 }, 0, SAVE0, { BACK(div, G, S0) })
+WIDE(exp, 1, 1, MS_KERNEL_exp, { IN0 }, 0, SAVE_RESULT, { BACK(mul, G, S0) })
+WIDE(log, 1, 1, MS_KERNEL_log, { IN0 }, 0, SAVE0, { BACK(div, G, S0) })
 SMOOTH(sqrt, 1, 1, MS_KERNEL_sqrt, { IN0 }, 0, SAVE_RESULT, { BACK(sqrt_backward, S0, G) })
-SMOOTH(rsqrt, 1, 1, MS_KERNEL_rsqrt, { IN0 }, 0, SAVE_RESULT, { BACK(rsqrt_backward, S0, G) })
-SMOOTH(square, 1, 1, MS_KERNEL_square, { IN0 }, WHOLE, SAVE0, { BACK(square_backward, S0, G) })
+WIDE(rsqrt, 1, 1, MS_KERNEL_rsqrt, { IN0 }, 0, SAVE_RESULT, { BACK(rsqrt_backward, S0, G) })
+WIDE(square, 1, 1, MS_KERNEL_square, { IN0 }, WHOLE, SAVE0, { BACK(square_backward, S0, G) })
 SMOOTH(abs, 1, 1, MS_KERNEL_abs, { IN0 }, WHOLE, SAVE0, { BACK(abs_backward, S0, G) })
 SMOOTH(sign, 1, 1, MS_KERNEL_sign, { IN0 }, WHOLE, 0, { BACK(minimum, ZERO, ZERO) })
 SMOOTH(relu, 1, 1, MS_KERNEL_relu, { IN0 }, WHOLE, SAVE_RESULT, { BACK(relu_backward, S0, G) })
@@ -135,8 +139,8 @@ SMOOTH(add_scalar, 1, 1, MS_KERNEL_add, { IN0, N }, WHOLE | USES_NUMBER, 0, { PA
 SMOOTH(mul_scalar, 1, 1, MS_KERNEL_mul, { IN0, N }, WHOLE | USES_NUMBER, 0, { BACK(mul, G, N) })
 SMOOTH(div_scalar, 1, 1, MS_KERNEL_div, { IN0, N }, USES_NUMBER, 0, { BACK(div, G, N) })
 SMOOTH(rsub_scalar, 1, 1, MS_KERNEL_sub, { N, IN0 }, WHOLE | USES_NUMBER, 0, { BACK(neg, G) })
-SMOOTH(rdiv_scalar, 1, 1, MS_KERNEL_div, { N, IN0 }, USES_NUMBER, SAVE0,
-       { BACK(div_backward, G, N, S0) })
+WIDE(rdiv_scalar, 1, 1, MS_KERNEL_div, { N, IN0 }, USES_NUMBER, SAVE0,
+     { BACK(div_backward, G, N, S0) })
 SMOOTH(maximum_scalar, 1, 1, MS_KERNEL_maximum, { IN0, N }, WHOLE | USES_NUMBER, SAVE0,
        { BACK(maximum_backward, S0, N, G) })
 SMOOTH(minimum_scalar, 1, 1, MS_KERNEL_minimum, { IN0, N }, WHOLE | USES_NUMBER, SAVE0,
@@ -241,18 +245,25 @@ static ms_status backward_pow(ms_op_gradient *gradient)
 {
     return run_backward(gradient, power_rule(gradient->attributes.scalar.value));
 }
-const ms_op ms_op_pow = {
-    "pow", forward_pow, backward_pow, 1, 1, MS_OP_IN_PLACE | MS_OP_ELEMENTWISE
-};
+const ms_op ms_op_pow = { "pow", forward_pow, backward_pow,
+                          1,     1,           MS_OP_IN_PLACE | MS_OP_ELEMENTWISE | MS_OP_WIDE };
 
 /* ------------------------------------------------------------------ forward */
 
-/* The dtype that the operands share; masks are left out. A tensor of one element may be of another
- * float dtype: it represents a number and does not change the dtype of the result. Mixed dtypes are
- * refused and not promoted: which of them should win is for the script to say. */
+/* Whether a tensor represents a number, so that its dtype does not change that of the result: one
+ * element; under autocast, as in PyTorch, one without dimensions. */
+static bool is_number(bool autocast, const ms_tensor *tensor)
+{
+    return autocast ? ms_tensor_dims(tensor) == 0 : ms_tensor_count(tensor) == 1;
+}
+
+/* The dtype that the operands share; masks are left out. A number may be of another float dtype.
+ * Mixed dtypes are refused outside of autocast, and not promoted: which of them should win is for
+ * the script to say. */
 static ms_status common_dtype(const ms_op_call *call, const elementwise_rule *rule, ms_dtype *out)
 {
     const ms_tensor *main_input = call->inputs[rule->flags & MASK0 ? 1 : 0];
+    bool autocast = ms_engine_autocast(call->engine) != MS_F32;
     for (uint32_t i = 0; i < call->input_count; i++) {
         const ms_tensor *input = call->inputs[i];
         if (!input) continue;
@@ -264,13 +275,21 @@ static ms_status common_dtype(const ms_op_call *call, const elementwise_rule *ru
             continue;
         }
         if (ms_tensor_dtype(main_input) == dtype) continue;
-        bool floats = ms_dtype_is_float(dtype) && ms_dtype_is_float(ms_tensor_dtype(main_input));
-        if (!floats || (ms_tensor_count(input) != 1 && ms_tensor_count(main_input) != 1))
-            return ms_op_refuse(call, "the dtypes differ: cast one of them");
+        bool floats = ms_dtype_is_float(dtype) && ms_dtype_is_float(ms_tensor_dtype(main_input)),
+             is_tensor = !is_number(autocast, input),
+             both = is_tensor != is_number(autocast, main_input) && (is_tensor || autocast);
+        ms_dtype shared = dtype;
+        if (!floats
+            || (both
+                && !ms_autocast_shared(call->engine, dtype, ms_tensor_dtype(main_input), &shared)))
+            return ms_op_refuse(call, "the dtypes differ: cast one of them with x:to");
         /* In place, the target keeps its dtype. */
-        if (ms_tensor_count(input) != 1 && !call->in_place) main_input = input;
+        if (call->in_place) continue;
+        if (both ? dtype == shared : is_tensor) main_input = input;
     }
     *out = ms_tensor_dtype(main_input);
+    if ((call->op->flags & MS_OP_WIDE) && !call->in_place)
+        *out = ms_autocast_wide(call->engine, *out);
     return MS_OK;
 }
 

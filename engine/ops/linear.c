@@ -15,16 +15,13 @@
  *
  * On a GPU, with operands of 16 bits, a product makes one thing more in the same task, which takes
  * a pass of its own elsewhere (ms_gemm_extra):
- * - The activation's result, in the forward. The operands, the result and `before` must have one
- *   dtype. So this is not done under autocast, where the result is f32 and one kernel writes it
- *   together with its cast. The width must be a multiple of MS_GELU_COLUMNS. It is done with and
- *   without a gradient, so that both give the same bits.
- * - dbias, with dw. The incoming gradient must go into the product as it arrived, without an
- *   activation or a cast. The library adds in f32; our kernel adds 64 rows in f32,
- *   and these sums in f64.
- * What is made in this way, and the memory for it, depend on shapes, dtypes and the kind of device
- * (ms_engine_is_for_gpu) alone. Where the library cannot make it, the same task launches our kernel
- * after the product (ops/cuda/matmul.c).
+ * - The activation's result, in the forward. The width must be a multiple of MS_GELU_COLUMNS. It is
+ *   done with and without a gradient, so that both give the same bits.
+ * - dbias, with dw, where both have one dtype. The incoming gradient must go into the product as it
+ * arrived, without an activation or a cast. The library adds in f32; our kernel adds 64 rows in
+ * f32, and these sums in f64. What is made in this way, and the memory for it, depend on shapes,
+ * dtypes and the kind of device (ms_engine_is_for_gpu) alone. Where the library cannot make it, the
+ * same task launches our kernel after the product (ops/cuda/matmul.c).
  *
  * The library computes gelu of the sums in f32; our kernel computes it of the rounded sums. The
  * library's tanh has errors of some 1e-4, so f32 stays with our kernel. The gradient of gelu is not
@@ -54,16 +51,16 @@ static bool is_coded(const ms_tensor *weight, const ms_attributes *attributes)
     return weight->dtype == MS_U8 && attributes->linear.codec.block > 0;
 }
 
-/* x [..., in], weight [out, in] or [in, out], bias [out] or none; *width: out. The dtypes must
- * agree: autocast casts f32 operands itself, and a cast of one of them by hand is a mistake. */
-static ms_status linear_check(const ms_op_call *call, int64_t *width)
+/* x [..., in], weight [out, in] or [in, out], bias [out] or none; *width: out; *dtype: of the
+ * products and of the result. A coded weight has none of its own. */
+static ms_status linear_check(const ms_op_call *call, int64_t *width, ms_dtype *dtype)
 {
     const ms_tensor *x = call->inputs[0], *w = call->inputs[1], *bias = bias_of(call);
     /* linear_t takes weights as [in, out], as some published models store them. */
     bool turned = call->op == &ms_op_linear_t, coded = is_coded(w, &call->attributes);
-    if (!ms_dtype_is_float(x->dtype) || (!coded && x->dtype != w->dtype)
-        || (bias && bias->dtype != x->dtype))
-        return ms_op_refuse(call, "all must have the same float dtype");
+    ms_tensor *floats[] = { call->inputs[0], coded ? NULL : call->inputs[1], bias_of(call) };
+    ms_status status = ms_autocast_product(call, floats, 3, dtype);
+    if (status) return status;
     if (x->dims == 0 || w->dims != 2)
         return ms_op_refuse(call, "the weight must have two dimensions, the input at least one");
     int64_t columns = coded ? call->attributes.linear.n : w->shape[1],
@@ -114,51 +111,41 @@ static bool is_activated(const ms_attributes *attributes)
     return attributes->linear.activation == MS_ACTIVATION_GELU;
 }
 
-/* The dtype of what goes into the activation, which is kept for the gradient. Under autocast to
- * bf16 it is kept in bf16: that is as exact as the product's operands, at half the bytes. Under
- * autocast to f16 it stays f32: values beyond 65504 would become infinite. */
-static ms_dtype before_dtype(const ms_op_call *call, ms_dtype compute)
+/* y = gelu(before), which may be y. The 20 FLOPs of an element are an estimate of tanh's form of
+ * gelu, for the sim device. */
+static ms_status gelu_into(ms_engine *engine, ms_tensor *before, ms_tensor *y)
 {
-    ms_dtype dtype = call->inputs[0]->dtype;
-    return is_activated(&call->attributes) && compute == MS_BF16 ? compute : dtype;
+    if (y->count == 0) return MS_OK;
+    ms_activation_args args = { .before = ms_tensor_data(before),
+                                .y = ms_tensor_data(y),
+                                .count = y->count,
+                                .dtype = (uint8_t)y->dtype };
+    ms_task_cost cost = { .flops = 20.0 * (double)y->count,
+                          .bytes = ms_tensor_bytes(before) + ms_tensor_bytes(y) };
+    return ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_activation), &args, &before,
+                             1, &y, 1, cost);
 }
 
-/* Applies the activation to `before` and makes the output. The gradient needs `before`, so it is
- * saved; without a gradient, and in the output's dtype, the activation overwrites it. Under
- * autocast the same task writes the result's cast, which the next linear layer takes. The 20 FLOPs
- * of an element are an estimate of tanh's form of gelu, for the sim device. */
+ms_status ms_gelu_new(ms_engine *engine, ms_tensor *before, ms_tensor **out)
+{
+    ms_tensor *y = NULL;
+    ms_status status = ms_tensor_new(engine, before->dtype, before->dims, before->shape, &y);
+    if (!status) status = gelu_into(engine, before, y);
+    if (status) ms_tensor_release(y);
+    else *out = y;
+    return status;
+}
+
+/* Applies the activation to `before` and makes the output, of the same dtype. The gradient needs
+ * `before`, so it is saved; without a gradient the activation overwrites it: nothing else holds it,
+ * as it was made by this call. */
 static ms_status activate(ms_op_call *call, ms_tensor *before)
 {
-    ms_engine *engine = call->engine;
-    ms_tensor *y = NULL, *cast = NULL;
-    ms_dtype dtype = call->inputs[0]->dtype;
-    /* Nothing else holds `before` then: it was made by this call. */
-    bool in_place = !call->record && before->dtype == dtype;
     ms_status status = ms_op_save(call, before);
-    if (!status && in_place) y = ms_tensor_retain(before);
-    else if (!status) status = ms_tensor_new(engine, dtype, before->dims, before->shape, &y);
-    if (!status) status = ms_tensor_new_cast(engine, y, &cast);
-    if (!status && y->count > 0) {
-        ms_activation_args args = { .before = ms_tensor_data(before),
-                                    .y = ms_tensor_data(y),
-                                    .count = y->count,
-                                    .before_dtype = (uint8_t)before->dtype,
-                                    .y_dtype = (uint8_t)y->dtype };
-        ms_tensor *writes[] = { y, cast };
-        ms_task_cost cost = { .flops = 20.0 * (double)y->count,
-                              .bytes = ms_tensor_bytes(before) + ms_tensor_bytes(y) };
-        if (cast) {
-            args.cast = ms_tensor_data(cast);
-            args.cast_dtype = (uint8_t)cast->dtype;
-            cost.bytes += ms_tensor_bytes(cast);
-        }
-        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_activation), &args,
-                                   &before, 1, writes, 2, cost);
-    }
-    if (!status) ms_tensor_keep_cast(y, cast);
-    ms_tensor_release(cast);
-    if (status) ms_tensor_release(y);
-    else call->outputs[0] = y;
+    if (status) return status;
+    if (call->record) return ms_gelu_new(call->engine, before, &call->outputs[0]);
+    status = gelu_into(call->engine, before, before);
+    if (!status) call->outputs[0] = ms_tensor_retain(before);
     return status;
 }
 
@@ -170,12 +157,11 @@ static bool products_make_more(const ms_engine *engine, ms_dtype dtype)
     return ms_engine_is_for_gpu(engine) && ms_dtype_bytes(dtype) == 2;
 }
 
-/* Whether the product makes the activation's result as well: from and to one dtype. The same with
- * and without a gradient, so that both give the same bits. */
-static bool product_activates(const ms_op_call *call, ms_dtype compute, const ms_tensor *before)
+/* Whether the product makes the activation's result as well. The same with and without a gradient,
+ * so that both give the same bits. */
+static bool product_activates(const ms_op_call *call, const ms_tensor *before)
 {
-    return is_activated(&call->attributes) && products_make_more(call->engine, compute)
-           && compute == call->inputs[0]->dtype
+    return is_activated(&call->attributes) && products_make_more(call->engine, before->dtype)
            && before->shape[before->dims - 1] % MS_GELU_COLUMNS == 0;
 }
 
@@ -212,20 +198,18 @@ static ms_status linear_forward(ms_op_call *call)
     ms_tensor *x = NULL, *w = NULL, *rows = NULL, *matrix = NULL, *out = NULL;
     int64_t width = 0, shape[MS_DIMS_MAX];
     bool activates = false;
-    ms_status status = linear_check(call, &width);
+    ms_dtype compute = MS_F32;
+    ms_status status = linear_check(call, &width, &compute);
     if (status) return status;
-    ms_dtype compute = ms_product_dtype(engine, call->inputs[0]->dtype);
     uint32_t dims = call->inputs[0]->dims;
     memcpy(shape, call->inputs[0]->shape, sizeof shape);
     shape[dims - 1] = width;
-    /* If the task that computed x has written its cast, too, that cast is taken and no task
-     * runs. */
     status = ms_tensor_cast_cached(engine, call->inputs[0], compute, false, &x);
     if (!status) status = weight_operand(engine, call->inputs[1], &call->attributes, compute, &w);
     if (!status) status = ms_matrix_flattened(engine, x, &rows);
     if (!status) status = weight_matrix(call->op, w, &matrix);
-    if (!status) status = ms_tensor_new(engine, before_dtype(call, compute), dims, shape, &out);
-    if (!status) activates = product_activates(call, compute, out);
+    if (!status) status = ms_tensor_new(engine, compute, dims, shape, &out);
+    if (!status) activates = product_activates(call, out);
     if (!status) status = multiply(call, rows, matrix, activates, out);
     if (!status) status = ms_op_save(call, x);
     if (!status)
@@ -245,17 +229,17 @@ static ms_status linear_forward(ms_op_call *call)
 /* ----------------------------------------------------------------- backward */
 
 /* Whether the product that makes dw sums the bias's gradient as well: where g goes into it as it
- * has arrived and nothing else passes over it. The library sums what it multiplies, in the dtype of
- * its result. */
+ * has arrived and nothing else passes over it. */
 static bool product_sums(const ms_op_gradient *gradient, const ms_tensor *g)
 {
     bool wanted = gradient->input_count > 2 && gradient->needs[2] && gradient->needs[1],
-         is_as_it_arrived =
-             !is_activated(&gradient->attributes) && g->dtype == gradient->saved[0]->dtype,
+         is_as_it_arrived = !is_activated(&gradient->attributes),
+         /* The library sums in the dtype of its result. */
+        is_one_dtype = wanted && gradient->inputs[1].dtype == gradient->inputs[2].dtype,
          /* Rows that overlap would be copied for the product. */
         is_matrix = g->shape[0] == 1 || g->strides[0] >= g->shape[1];
-    return wanted && is_as_it_arrived && is_matrix && products_make_more(gradient->engine, g->dtype)
-           && g->count > 0
+    return is_one_dtype && is_as_it_arrived && is_matrix
+           && products_make_more(gradient->engine, g->dtype) && g->count > 0
            && ms_shape_count(gradient->inputs[1].dims, gradient->inputs[1].shape) > 0;
 }
 
@@ -333,48 +317,42 @@ static ms_status gradient_rows(const ms_op_gradient *gradient, ms_tensor **out)
 /* Where h goes: over `before`, if the graph is freed after this call and no other reference to that
  * storage is left but the saved alias's; h is as large, so no memory is taken. Otherwise a new
  * tensor. */
-static ms_status result_place(const ms_op_gradient *gradient, const ms_tensor *rows, ms_dtype dtype,
+static ms_status result_place(const ms_op_gradient *gradient, const ms_tensor *rows,
                               ms_tensor **out)
 {
-    ms_tensor *before = is_activated(&gradient->attributes) ? gradient->saved[2] : NULL;
-    if (before && gradient->last && before->dtype == dtype
-        && ms_storage_references(before->storage) == 1)
+    ms_tensor *before = gradient->saved[2];
+    if (gradient->last && ms_storage_references(before->storage) == 1)
         return ms_matrix_flattened(gradient->engine, before, out);
-    return ms_tensor_new(gradient->engine, dtype, 2, rows->shape, out);
+    return ms_tensor_new(gradient->engine, rows->dtype, 2, rows->shape, out);
 }
 
-/* One pass over the incoming gradient: through the activation, to the dtype of the products, and
- * sums for the bias. *out is h, [rows, out], owned: a new tensor, or rows itself where nothing
- * changes it. The bias's gradient becomes results[2]; without rows it is zeros, and no task runs.
- * Nothing is enqueued where rows can serve as h and the bias needs no gradient, or a product makes
- * it (sums). The flops count 25 for each element through the activation, an estimate for the sim
- * device. */
+/* One pass over the incoming gradient: through the activation, and sums for the bias. *out is h,
+ * [rows, out], owned: a new tensor, or rows itself where nothing changes it. The bias's gradient
+ * becomes results[2]; without rows it is zeros, and no task runs. Nothing is enqueued where rows
+ * can serve as h and the bias needs no gradient, or a product makes it (sums). The flops count 25
+ * for each element through the activation, an estimate for the sim device. */
 static ms_status pass(const ms_op_gradient *gradient, ms_tensor *rows, bool sums, ms_tensor **out)
 {
     ms_engine *engine = gradient->engine;
     ms_tensor *before = is_activated(&gradient->attributes) ? gradient->saved[2] : NULL, *h = NULL,
               *bias = NULL;
-    ms_dtype compute = gradient->saved[0]->dtype;
-    bool wants_bias = gradient->input_count > 2 && gradient->needs[2] && !sums,
-         changes = before || rows->dtype != compute;
+    bool wants_bias = gradient->input_count > 2 && gradient->needs[2] && !sums;
     /* h is read by the two products only. */
-    bool wants_h = changes && (gradient->needs[0] || gradient->needs[1]);
+    bool wants_h = before && (gradient->needs[0] || gradient->needs[1]);
     ms_status status = MS_OK;
-    if (wants_h) status = result_place(gradient, rows, compute, &h);
+    if (wants_h) status = result_place(gradient, rows, &h);
     if (!status && wants_bias) status = ms_op_result(gradient, 2, &bias);
     if (!status && (h || bias) && rows->count > 0) {
         ms_linear_gradient_args args = { .g = ms_tensor_data(rows),
                                          .rows = rows->shape[0],
                                          .width = rows->shape[1],
                                          .g_row = rows->strides[0],
-                                         .g_dtype = (uint8_t)rows->dtype,
-                                         .out_dtype = (uint8_t)compute };
+                                         .dtype = (uint8_t)rows->dtype };
         /* NULLs are passed over: there may be no activation, no h, or no bias. */
         ms_tensor *reads[] = { rows, before }, *writes[] = { h, bias };
         ms_task_cost cost = { .flops = (double)rows->count, .bytes = ms_tensor_bytes(rows) };
         if (before) {
             args.before = ms_tensor_data(before);
-            args.before_dtype = (uint8_t)before->dtype;
             cost.flops *= 25.0;
             cost.bytes += ms_tensor_bytes(before);
         }

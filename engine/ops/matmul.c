@@ -320,19 +320,13 @@ static ms_status multiply(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tens
     return status;
 }
 
-/* Autocast changes f32 only: operands that are 16-bit already are multiplied as they are. */
-ms_dtype ms_product_dtype(ms_engine *engine, ms_dtype dtype)
-{
-    return dtype == MS_F32 ? ms_engine_autocast(engine) : dtype;
-}
-
-/* Two float operands of one dtype; fills in *p. Messages name the sizes that do not fit, since
- * shapes alone are hard to compare. */
-static ms_status matmul_check(const ms_op_call *call, product *p)
+/* Two float operands of one dtype, *dtype after autocast's casts; fills in *p. Messages name the
+ * sizes that do not fit, since shapes alone are hard to compare. */
+static ms_status matmul_check(const ms_op_call *call, product *p, ms_dtype *dtype)
 {
     const ms_tensor *a = call->inputs[0], *b = call->inputs[1];
-    if (!ms_dtype_is_float(a->dtype) || a->dtype != b->dtype)
-        return ms_op_refuse(call, "both must have the same float dtype");
+    ms_status status = ms_autocast_product(call, call->inputs, 2, dtype);
+    if (status) return status;
     if (a->dims == 0 || b->dims == 0)
         return ms_op_refuse(call, "a number has no rows and columns: use mul");
     ms_tensor_info ai = info_of(a), bi = info_of(b);
@@ -349,18 +343,16 @@ static ms_status matmul_check(const ms_op_call *call, product *p)
 
 /* y = a b. Under autocast both operands are cast; neither cast is kept for the step, as either may
  * be an activation. The casts are saved, not the operands: backward multiplies in the same dtype.
- * The result has the dtype of the operands, f32 under autocast too: sums over k are not rounded to
- * 16 bits. */
+ */
 static ms_status matmul_forward(ms_op_call *call)
 {
     ms_engine *engine = call->engine;
     ms_tensor *cast[2] = { NULL }, *matrix[2] = { NULL }, *out = NULL, *full = NULL;
     product p = { 0 };
-    ms_status status = matmul_check(call, &p);
-    if (status) return status;
-    ms_dtype dtype = call->inputs[0]->dtype, compute = ms_product_dtype(engine, dtype);
+    ms_dtype dtype = MS_F32;
+    ms_status status = matmul_check(call, &p, &dtype);
     for (int i = 0; i < 2 && !status; i++) {
-        status = ms_tensor_cast_cached(engine, call->inputs[i], compute, false, &cast[i]);
+        status = ms_tensor_cast_cached(engine, call->inputs[i], dtype, false, &cast[i]);
         if (!status) status = as_matrices(cast[i], p.dims, i == 1, &matrix[i]);
     }
     if (!status) status = ms_op_output(call, 0, dtype, p.out_dims, p.out, &out);

@@ -68,7 +68,5 @@ ms_status ms_matrix_swapped(ms_tensor *tensor, ms_tensor **out);
 /* [..., width] as [rows, width]: a view where the leading dimensions follow each other in memory,
  * else a copy. */
 ms_status ms_matrix_flattened(ms_engine *engine, ms_tensor *tensor, ms_tensor **out);
-/* The dtype that a product of operands of this dtype computes in: see ms_engine_set_autocast. */
-ms_dtype ms_product_dtype(ms_engine *engine, ms_dtype dtype);
 
 #endif

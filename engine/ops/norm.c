@@ -35,32 +35,52 @@ static ms_tensor *input(const ms_op_call *call, uint32_t index)
     return index < call->input_count ? call->inputs[index] : NULL;
 }
 
-/* weight and bias are [width] in x's dtype; each may be absent. */
+/* weight and bias are [width] in x's dtype, or under autocast in f32; each may be absent. Both have
+ * one dtype, since the kernel reads them so. */
 static ms_status check_scales(const ms_op_call *call, const ms_tensor *x, const ms_tensor *weight,
                               const ms_tensor *bias)
 {
     int64_t width = x->shape[x->dims - 1];
     const ms_tensor *scales[] = { weight, bias };
+    ms_dtype shared;
     for (int i = 0; i < 2; i++)
         if (scales[i]
-            && (scales[i]->dtype != x->dtype || scales[i]->dims != 1
-                || scales[i]->shape[0] != width))
+            && (!ms_autocast_shared(call->engine, x->dtype, scales[i]->dtype, &shared)
+                || scales[i]->dims != 1 || scales[i]->shape[0] != width))
             return ms_op_refuse(call, "the %s must have shape [%lld] and the input's dtype",
                                 i ? "bias" : "weight", (long long)width);
+    if (weight && bias && weight->dtype != bias->dtype)
+        return ms_op_refuse(call, "weight and bias must have the same dtype");
     return MS_OK;
 }
 
-/* x of any shape with a last dimension that is not empty; weight and bias [width], all of one float
- * dtype. Weight and bias must have the dtype of x, since the kernel reads all rows with one
- * dtype. */
-static ms_status check(const ms_op_call *call, ms_tensor *x, ms_tensor *residual, ms_tensor *weight,
-                       ms_tensor *bias)
+/* The dtypes of the call. The sum has the one that its summands share. The normalized rows have
+ * that of autocast, since products read them; outside of autocast all have one. */
+static ms_norm_dtypes dtypes_of(const ms_op_call *call, ms_dtype s, const ms_tensor *x,
+                                const ms_tensor *residual, const ms_tensor *weight,
+                                const ms_tensor *bias)
 {
+    const ms_tensor *scales = weight ? weight : bias;
+    ms_dtype autocast = ms_engine_autocast(call->engine);
+    return (ms_norm_dtypes){ .s = (uint8_t)s,
+                             .x = (uint8_t)x->dtype,
+                             .residual = (uint8_t)(residual ? residual->dtype : s),
+                             .y = (uint8_t)(s == MS_F32 ? autocast : s),
+                             .weight = (uint8_t)(scales ? scales->dtype : s) };
+}
+
+/* x of any shape with a last dimension that is not empty; weight and bias [width], all of one float
+ * dtype outside of autocast. *s: the dtype of what is normalized. */
+static ms_status check(const ms_op_call *call, ms_tensor *x, ms_tensor *residual, ms_tensor *weight,
+                       ms_tensor *bias, ms_dtype *s)
+{
+    *s = x->dtype;
     if (!ms_dtype_is_float(x->dtype)) return ms_op_refuse(call, "it takes floats");
     if (x->dims == 0) return ms_op_refuse(call, "a number has no last dimension to normalize over");
     if (x->shape[x->dims - 1] == 0) return ms_op_refuse(call, "the last dimension is empty");
     if (residual
-        && (residual->dtype != x->dtype
+        && (!ms_dtype_is_float(residual->dtype)
+            || !ms_autocast_shared(call->engine, x->dtype, residual->dtype, s)
             || !ms_shape_equal(x->dims, x->shape, residual->dims, residual->shape)))
         return ms_op_refuse(call, "both summands must have the same shape and dtype");
     return check_scales(call, x, weight, bias);
@@ -71,7 +91,8 @@ static ms_status check(const ms_op_call *call, ms_tensor *x, ms_tensor *residual
  * copies would lose their memory otherwise. */
 typedef struct parts {
     ms_tensor *x, *residual, *weight, *bias; /* contiguous */
-    ms_tensor *sum, *y, *cast, *mean, *scale;
+    ms_tensor *sum, *y, *mean, *scale;
+    ms_norm_dtypes dtypes;
 } parts;
 
 /* Releases what the forward owns; sum and y belong to the call. NULLs are allowed, so it is right
@@ -82,7 +103,6 @@ static void release_parts(parts *p)
     ms_tensor_release(p->residual);
     ms_tensor_release(p->weight);
     ms_tensor_release(p->bias);
-    ms_tensor_release(p->cast);
     ms_tensor_release(p->mean);
     ms_tensor_release(p->scale);
 }
@@ -93,7 +113,7 @@ static ms_status contiguous(ms_engine *engine, ms_tensor *tensor, ms_tensor **ou
     return tensor ? ms_op_as_contiguous(engine, tensor, out) : MS_OK;
 }
 
-/* One task: the sum, the statistics, the result and its cast in one pass over the rows. Fused, the
+/* One task: the sum, the statistics and the result in one pass over the rows. Fused, the
  * sum is written but not read again: four tensors move, where two tasks would move five. */
 static ms_status enqueue_forward(ms_op_call *call, parts *p, int64_t rows)
 {
@@ -102,24 +122,21 @@ static ms_status enqueue_forward(ms_op_call *call, parts *p, int64_t rows)
                           .rows = rows,
                           .width = p->x->shape[p->x->dims - 1],
                           .eps = call->attributes.norm.eps,
-                          .dtype = (uint8_t)p->x->dtype,
+                          .dtypes = p->dtypes,
                           .centered = is_centered(call->op) };
     if (p->residual) args.residual = ms_tensor_data(p->residual);
     if (p->weight) args.weight = ms_tensor_data(p->weight);
     if (p->bias) args.bias = ms_tensor_data(p->bias);
     if (p->sum) args.sum = ms_tensor_data(p->sum);
-    if (p->cast) {
-        args.cast = ms_tensor_data(p->cast);
-        args.cast_dtype = (uint8_t)p->cast->dtype;
-    }
     if (p->mean) args.mean = ms_tensor_data(p->mean);
     if (p->scale) args.scale = ms_tensor_data(p->scale);
     ms_tensor *reads[] = { p->x, p->residual, p->weight, p->bias },
-              *writes[] = { p->y, p->sum, p->cast, p->mean, p->scale };
+              *writes[] = { p->y, p->sum, p->mean, p->scale };
     ms_task_cost cost = { .flops = 8.0 * (double)p->x->count,
-                          .bytes = (p->residual ? 4 : 2) * ms_tensor_bytes(p->x) };
+                          .bytes = ms_tensor_bytes(p->x) + ms_tensor_bytes(p->y) };
+    if (p->residual) cost.bytes += ms_tensor_bytes(p->residual) + ms_tensor_bytes(p->sum);
     return ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_norm_forward),
-                             &args, reads, 4, writes, 5, cost);
+                             &args, reads, 4, writes, 4, cost);
 }
 
 /* Outputs: y, or s and then y for the fused forms, whose s is the residual of the next block.
@@ -133,24 +150,24 @@ static ms_status norm_forward(ms_op_call *call)
     uint32_t at = fused ? 2 : 1;
     uint32_t results = fused ? 2 : 1;
     ms_tensor *weight = input(call, at), *bias = is_centered(call->op) ? input(call, at + 1) : NULL;
-    ms_status status = check(call, x, residual, weight, bias);
+    ms_dtype s = MS_F32;
+    ms_status status = check(call, x, residual, weight, bias, &s);
     if (status) return status;
     if (call->output_count != results) return ms_op_refuse(call, "it has %u results", results);
-    parts p = { 0 };
+    parts p = { .dtypes = dtypes_of(call, s, x, residual, weight, bias) };
     int64_t rows = ms_shape_count(x->dims - 1, x->shape);
     status = contiguous(engine, x, &p.x);
     if (!status) status = contiguous(engine, residual, &p.residual);
     if (!status) status = contiguous(engine, weight, &p.weight);
     if (!status) status = contiguous(engine, bias, &p.bias);
     /* The sum is the first output: the next block takes it as its residual. */
-    if (!status && fused) status = ms_op_output(call, 0, x->dtype, x->dims, x->shape, &p.sum);
-    if (!status) status = ms_op_output(call, fused ? 1 : 0, x->dtype, x->dims, x->shape, &p.y);
+    if (!status && fused) status = ms_op_output(call, 0, s, x->dims, x->shape, &p.sum);
+    if (!status)
+        status = ms_op_output(call, fused ? 1 : 0, (ms_dtype)p.dtypes.y, x->dims, x->shape, &p.y);
     if (!status && call->record) status = ms_tensor_new(engine, MS_F32, 1, &rows, &p.scale);
     if (!status && call->record && is_centered(call->op))
         status = ms_tensor_new(engine, MS_F32, 1, &rows, &p.mean);
-    if (!status) status = ms_tensor_new_cast(engine, p.y, &p.cast);
     if (!status && x->count > 0) status = enqueue_forward(call, &p, rows);
-    if (!status) ms_tensor_keep_cast(p.y, p.cast);
     /* In this order: what was normalized, its scale, the weight if any, the mean of layer norm
      * last. */
     if (!status) status = ms_op_save(call, fused ? p.sum : p.x);
@@ -163,7 +180,7 @@ static ms_status norm_forward(ms_op_call *call)
 
 /* What a backward reads (owned, contiguous) and writes; results that are not needed are NULL. */
 typedef struct backward_parts {
-    ms_tensor *gradient, *sum_gradient, *dx, *dweight, *dbias;
+    ms_tensor *gradient, *sum_gradient, *dx, *narrow, *dweight, *dbias;
 } backward_parts;
 
 /* The gradient of output `index`, contiguous and owned. If none arrived, because nothing used that
@@ -176,6 +193,18 @@ static ms_status arrived(ms_op_gradient *gradient, uint32_t index, bool needed, 
         return ms_op_as_contiguous(gradient->engine, gradient->gradients[index], out);
     return needed ? ms_op_full(gradient->engine, info->dtype, info->dims, info->shape, 0.0, out)
                   : MS_OK;
+}
+
+/* The dtypes of a backward. Weight and bias have one, and so do their gradients. */
+static ms_norm_dtypes backward_dtypes(const ms_op_gradient *gradient, const backward_parts *p)
+{
+    uint8_t s = (uint8_t)gradient->saved[0]->dtype;
+    uint32_t at = is_sum(gradient->op) ? 2 : 1;
+    ms_norm_dtypes out = { s, s, s, (uint8_t)p->gradient->dtype, s, s };
+    if (p->narrow) out.narrow = (uint8_t)p->narrow->dtype;
+    for (uint32_t i = at; i < gradient->input_count; i++)
+        if (gradient->inputs[i].dims > 0) out.weight = (uint8_t)gradient->inputs[i].dtype;
+    return out;
 }
 
 /* Which of the saved tensors is the mean follows from their number: it is the last one, of layer
@@ -191,41 +220,50 @@ static ms_status enqueue_backward(ms_op_gradient *gradient, ms_tensor *weight, b
                                    .scale = ms_tensor_data(scale),
                                    .rows = s->count / width,
                                    .width = width,
-                                   .dtype = (uint8_t)s->dtype,
+                                   .dtypes = backward_dtypes(gradient, p),
                                    .centered = centered };
     if (weight) args.weight = ms_tensor_data(weight);
     if (mean) args.mean = ms_tensor_data(mean);
     if (p->sum_gradient) args.sum_gradient = ms_tensor_data(p->sum_gradient);
     if (p->dx) args.dx = ms_tensor_data(p->dx);
+    if (p->narrow) args.narrow = ms_tensor_data(p->narrow);
     if (p->dweight) args.dweight = ms_tensor_data(p->dweight);
     if (p->dbias) args.dbias = ms_tensor_data(p->dbias);
     ms_tensor *reads[] = { s, scale, mean, weight, p->gradient, p->sum_gradient },
-              *writes[] = { p->dx, p->dweight, p->dbias };
+              *writes[] = { p->dx, p->narrow, p->dweight, p->dbias };
     ms_task_cost cost = { .flops = 16.0 * (double)s->count,
                           .bytes = (p->sum_gradient ? 4 : 3) * ms_tensor_bytes(s) };
     return ms_tensor_enqueue(gradient->engine,
                              ms_engine_kernel(gradient->engine, MS_KERNEL_norm_backward), &args,
-                             reads, 6, writes, 3, cost);
+                             reads, 6, writes, 4, cost);
 }
 
 /* Formulas at the top of this file. s of the fused forms is an output too, so its own gradient is
  * added to ds in the same task. The task also runs for a tensor without rows: weight and bias still
- * need gradients. dx is one tensor for x and residual, which have the same gradient. */
+ * need gradients. dx is one tensor for x and residual, which have the same gradient, unless their
+ * dtypes differ. */
 static ms_status norm_backward(ms_op_gradient *gradient)
 {
     ms_engine *engine = gradient->engine;
     bool fused = is_sum(gradient->op);
     uint32_t at = fused ? 2 : 1, count = gradient->input_count;
-    const ms_tensor_info *x = &gradient->inputs[0];
+    const ms_tensor_info *x = &gradient->inputs[0], *thin = NULL;
+    ms_dtype s = gradient->saved[0]->dtype;
     backward_parts p = { 0 };
     bool has_mean = is_centered(gradient->op);
     /* What was normalized, its scale, and the mean; one more is the weight. */
     uint32_t always_saved = has_mean ? 3 : 2;
     ms_tensor *weight = gradient->saved_count > always_saved ? gradient->saved[2] : NULL;
-    bool needs_x = gradient->needs[0] || (fused && gradient->needs[1]);
+    bool needs_x = false;
+    for (uint32_t i = 0; i < (fused ? 2u : 1u); i++) {
+        if (!gradient->needs[i]) continue;
+        if (x[i].dtype == s) needs_x = true;
+        else thin = &x[i];
+    }
     ms_status status = arrived(gradient, fused ? 1 : 0, true, &p.gradient);
     if (!status && fused) status = arrived(gradient, 0, false, &p.sum_gradient);
-    if (!status && needs_x) status = ms_tensor_new(engine, x->dtype, x->dims, x->shape, &p.dx);
+    if (!status && needs_x) status = ms_tensor_new(engine, s, x->dims, x->shape, &p.dx);
+    if (!status && thin) status = ms_tensor_new(engine, thin->dtype, x->dims, x->shape, &p.narrow);
     if (!status && count > at && gradient->needs[at])
         status = ms_op_result(gradient, at, &p.dweight);
     if (!status && has_mean && count > at + 1 && gradient->needs[at + 1])
@@ -235,16 +273,19 @@ static ms_status norm_backward(ms_op_gradient *gradient)
     ms_tensor_release(p.sum_gradient);
     if (status) {
         ms_tensor_release(p.dx);
+        ms_tensor_release(p.narrow);
         ms_tensor_release(p.dweight);
         ms_tensor_release(p.dbias);
         return status;
     }
     if (p.dweight) gradient->results[at] = p.dweight;
     if (p.dbias) gradient->results[at + 1] = p.dbias;
-    /* Both summands have the same gradient: two references to one tensor. */
-    if (fused && gradient->needs[1]) gradient->results[1] = ms_tensor_retain(p.dx);
-    if (gradient->needs[0]) gradient->results[0] = ms_tensor_retain(p.dx);
+    /* Both summands have the same gradient: two references to one tensor, or one of each dtype. */
+    for (uint32_t i = 0; i < (fused ? 2u : 1u); i++)
+        if (gradient->needs[i])
+            gradient->results[i] = ms_tensor_retain(x[i].dtype == s ? p.dx : p.narrow);
     ms_tensor_release(p.dx);
+    ms_tensor_release(p.narrow);
     return MS_OK;
 }
 

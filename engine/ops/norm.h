@@ -5,28 +5,34 @@
 
 #include "ops/backend.h"
 
-/* Rows of `width` contiguous elements of one float dtype; statistics in f32. weight, bias, residual
- * and sum may be NULL. y = (s - mean) * scale * weight + bias, s = x (+ residual, kept in sum),
- * scale = 1 / sqrt(variance + eps); mean is 0 for RMS norm. */
+/* The dtypes of rows: of s, x, residual, y and its gradient, and the narrow dx; of weight and bias.
+ */
+typedef struct ms_norm_dtypes {
+    uint8_t s, x, residual, y, narrow, weight;
+} ms_norm_dtypes;
+
+/* Rows of `width` contiguous elements; statistics in f32. weight, bias, residual and sum may be
+ * NULL. y = (s - mean) * scale * weight + bias, s = x (+ residual, kept in sum), scale = 1 /
+ * sqrt(variance + eps); mean is 0 for RMS norm. */
 typedef struct ms_norm_args {
     const void *x, *residual, *weight, *bias;
-    void *sum, *y, *cast; /* cast: y (then f32) once more in cast_dtype, or NULL */
-    float *mean, *scale;  /* [rows]; mean is NULL for RMS norm; both NULL: not kept */
+    void *sum, *y;
+    float *mean, *scale; /* [rows]; mean is NULL for RMS norm; both NULL: not kept */
     int64_t rows, width;
     double eps;
-    uint8_t dtype, cast_dtype;
+    ms_norm_dtypes dtypes;
     bool centered; /* layer norm */
 } ms_norm_args;
 
-/* dx = gradient of s through the norm, plus sum_gradient (of the other output) if not NULL. Results
- * that are NULL are not computed. Without rows dweight and dbias are zeros, which the task
- * writes. */
+/* dx = gradient of s through the norm, plus sum_gradient (of the other output) if not NULL; narrow
+ * is dx once more, for a summand of 16 bits where s is f32. Results that are NULL are not computed.
+ * Without rows dweight and dbias are zeros, which the task writes. */
 typedef struct ms_norm_backward_args {
     const void *s, *weight, *gradient, *sum_gradient;
     const float *mean, *scale;
-    void *dx, *dweight, *dbias;
+    void *dx, *narrow, *dweight, *dbias;
     int64_t rows, width;
-    uint8_t dtype;
+    ms_norm_dtypes dtypes;
     bool centered;
 } ms_norm_backward_args;
 

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "moonshard/ops.h"
+#include "ops/autocast.h"
 #include "ops/backend.h"
 #include "tensor/op.h"
 #include "ops/rows.h"
@@ -118,7 +119,7 @@ static ms_status reduce(ms_op_call *call, const ms_reduce_call *how, ms_tensor *
  * integers of the engine. */
 static ms_status sum_forward(ms_op_call *call)
 {
-    ms_dtype dtype = ms_tensor_dtype(call->inputs[0]);
+    ms_dtype dtype = ms_autocast_wide(call->engine, ms_tensor_dtype(call->inputs[0]));
     ms_tensor *out = NULL;
     return reduce(call,
                   &(ms_reduce_call){ .kind = MS_REDUCE_ADD,
@@ -140,11 +141,16 @@ static ms_status mean_forward(ms_op_call *call)
         &out);
 }
 
-/* dx = g, repeated along what was summed. Nothing is computed and no memory is taken. */
+/* dx = g, repeated along what was summed, in the dtype of x. No memory is taken where g has it. */
 static ms_status sum_backward(ms_op_gradient *gradient)
 {
+    ms_tensor *g = NULL;
     if (!gradient->needs[0] || !gradient->gradients[0]) return MS_OK;
-    return spread(gradient->gradients[0], gradient, &gradient->results[0]);
+    ms_status status =
+        ms_op_as_dtype(gradient->engine, gradient->gradients[0], gradient->inputs[0].dtype, &g);
+    if (!status) status = spread(g, gradient, &gradient->results[0]);
+    ms_tensor_release(g);
+    return status;
 }
 
 /* dx = g / n. The division comes before g is spread: it is done once for each result, not for each
@@ -438,7 +444,7 @@ static ms_status cumsum_into(ms_engine *engine, ms_tensor *tensor, uint32_t dim,
 static ms_status cumsum_forward(ms_op_call *call)
 {
     ms_tensor *in = call->inputs[0], *out = NULL;
-    ms_dtype dtype = ms_tensor_dtype(in);
+    ms_dtype dtype = ms_autocast_wide(call->engine, ms_tensor_dtype(in));
     uint32_t dim = 0;
     if (!ms_shape_dim(ms_tensor_dims(in), call->attributes.dim.a, &dim))
         return ms_op_refuse(call, "there is no dimension %d", ms_dim_named(call->attributes.dim.a));
@@ -467,13 +473,20 @@ static ms_status cumsum_backward(ms_op_gradient *gradient)
  * between blocks, so a long dot product is more exact than a matmul of [1, n] and [n, 1]. */
 static ms_status dot_forward(ms_op_call *call)
 {
-    ms_tensor *a = call->inputs[0], *b = call->inputs[1], *out = NULL;
-    ms_dtype dtype = ms_tensor_dtype(a);
-    if (ms_tensor_dims(a) != 1 || ms_tensor_dims(b) != 1 || ms_tensor_count(a) != ms_tensor_count(b)
-        || ms_tensor_dtype(b) != dtype || !ms_dtype_is_float(dtype))
+    ms_tensor *a = NULL, *b = NULL, *out = NULL;
+    const ms_tensor *x = call->inputs[0], *y = call->inputs[1];
+    ms_dtype dtype = ms_tensor_dtype(x);
+    if (ms_tensor_dims(x) != 1 || ms_tensor_dims(y) != 1 || ms_tensor_count(x) != ms_tensor_count(y)
+        || !ms_dtype_is_float(dtype) || !ms_dtype_is_float(ms_tensor_dtype(y))
+        || !ms_autocast_shared(call->engine, dtype, ms_tensor_dtype(y), &dtype))
         return ms_op_refuse(call, "it takes two 1-D tensors of one length and one float dtype");
     ms_status status = ms_op_output(call, 0, dtype, 0, NULL, &out);
-    if (status) return status;
+    if (!status) status = ms_op_as_dtype(call->engine, call->inputs[0], dtype, &a);
+    if (!status) status = ms_op_as_dtype(call->engine, call->inputs[1], dtype, &b);
+    if (status) {
+        ms_tensor_release(a);
+        return status;
+    }
     /* With one row the strides between rows are never used. */
     ms_reduce_args args = { .rows = { .outer = 1,
                                       .n = ms_tensor_count(a),
@@ -495,19 +508,27 @@ static ms_status dot_forward(ms_op_call *call)
                                &args, reads, 2, &out, 1, cost);
     if (!status) status = ms_op_save(call, a);
     if (!status) status = ms_op_save(call, b);
+    ms_tensor_release(a);
+    ms_tensor_release(b);
     return status;
 }
 
-/* da = g b, db = g a. After an error no result is left. g has no dimensions and broadcasts in
- * mul. */
+/* da = g b, db = g a, in the dtypes of a and b. After an error no result is left. g has no
+ * dimensions and broadcasts. */
 static ms_status dot_backward(ms_op_gradient *gradient)
 {
     ms_status status = MS_OK;
     if (!gradient->gradients[0]) return MS_OK;
-    for (uint32_t i = 0; i < 2 && !status; i++)
+    for (uint32_t i = 0; i < 2 && !status; i++) {
+        const ms_tensor_info *info = &gradient->inputs[i];
+        ms_elementwise product = { .kernel = MS_KERNEL_mul,
+                                   .operands = { { .tensor = gradient->saved[1 - i] },
+                                                 { .tensor = gradient->gradients[0] } },
+                                   .count = 2 };
         if (gradient->needs[i])
-            status = ms_op_binary(gradient->engine, &ms_op_mul, NULL, gradient->saved[1 - i],
-                                  gradient->gradients[0], &gradient->results[i]);
+            status = ms_elementwise_new(gradient->engine, &product, info->dtype, info->dims,
+                                        info->shape, &gradient->results[i]);
+    }
     if (status) {
         ms_tensor_release(gradient->results[0]);
         gradient->results[0] = NULL;

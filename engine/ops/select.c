@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "moonshard/ops.h"
+#include "ops/autocast.h"
 #include "ops/backend.h"
 #include "tensor/op.h"
 #include "ops/values.h"
@@ -212,15 +213,11 @@ static ms_status index_select_backward(ms_op_gradient *gradient)
 /* ----------------------------------------------------- scatter, scatter_add */
 
 /* The values as a window of the index's shape, owned: one element may represent all, by strides of
- * 0. The dtype must be that of the tensor they are placed in. An error here names scatter and its
- * inputs; ms_scatter_into checks nothing. */
-static ms_status values_for(const ms_op_call *call, ms_tensor **out)
+ * 0. An error here names scatter and its inputs; ms_scatter_into checks nothing. */
+static ms_status as_index(const ms_op_call *call, ms_tensor *values, ms_tensor **out)
 {
     const ms_tensor *index = call->inputs[1];
-    ms_tensor *values = call->inputs[2];
     int64_t zeros[MS_DIMS_MAX] = { 0 };
-    if (ms_tensor_dtype(values) != ms_tensor_dtype(call->inputs[0]))
-        return ms_op_refuse(call, "the values have another dtype than the first tensor: cast them");
     if (ms_shape_equal(ms_tensor_dims(values), ms_tensor_shape(values), ms_tensor_dims(index),
                        ms_tensor_shape(index))) {
         *out = ms_tensor_retain(values);
@@ -229,6 +226,23 @@ static ms_status values_for(const ms_op_call *call, ms_tensor **out)
     if (ms_tensor_count(values) != 1)
         return ms_op_refuse(call, "the values must have the shape of the index, or one element");
     return ms_tensor_window(values, ms_tensor_dims(index), ms_tensor_shape(index), zeros, 0, out);
+}
+
+/* The values in *dtype, in which they are placed: that of the tensor they are placed in. Under
+ * autocast, and not in place, it is f32 if one of both is f32. */
+static ms_status values_for(const ms_op_call *call, ms_dtype *dtype, ms_tensor **out)
+{
+    ms_dtype own = ms_tensor_dtype(call->inputs[2]), shared = *dtype;
+    bool floats = ms_dtype_is_float(own) && ms_dtype_is_float(*dtype);
+    ms_tensor *values = NULL;
+    if (own != *dtype && !(floats && ms_autocast_shared(call->engine, own, *dtype, &shared)))
+        return ms_op_refuse(call, "the values have another dtype than the first tensor: cast them "
+                                  "with x:to");
+    if (!call->in_place) *dtype = shared;
+    ms_status status = ms_op_as_dtype(call->engine, call->inputs[2], *dtype, &values);
+    if (!status) status = as_index(call, values, out);
+    ms_tensor_release(values);
+    return status;
 }
 
 /* Adds to a 16-bit tensor in f32 and rounds once at the end: rounding each addition would lose
@@ -260,7 +274,7 @@ static ms_status place_into(ms_op_call *call, bool add, uint32_t dim, ms_tensor 
     const char *name = add ? "scatter_add" : "scatter";
     ms_rows rows;
     /* The kernel adds no 16-bit floats. */
-    if (add && (ms_tensor_dtype(in) == MS_F16 || ms_tensor_dtype(in) == MS_BF16))
+    if (add && (ms_tensor_dtype(out) == MS_F16 || ms_tensor_dtype(out) == MS_BF16))
         return add_in_f32(call, dim, values, out);
     /* Out of place the result is new memory, which nothing can share. */
     bool shared = call->in_place
@@ -270,7 +284,9 @@ static ms_status place_into(ms_op_call *call, bool add, uint32_t dim, ms_tensor 
         ms_status status = call->in_place ? MS_OK : ms_copy_into(engine, in, out);
         return status ? status : ms_scatter_into(engine, name, out, dim, index, values, add);
     }
-    ms_status status = ms_copy_new(engine, in, &apart);
+    ms_status status = ms_tensor_new(engine, ms_tensor_dtype(out), ms_tensor_dims(in),
+                                     ms_tensor_shape(in), &apart);
+    if (!status) status = ms_copy_into(engine, in, apart);
     if (!status) status = ms_scatter_into(engine, name, apart, dim, index, values, add);
     if (!status) status = ms_copy_into(engine, apart, out);
     ms_tensor_release(apart);
@@ -286,7 +302,7 @@ static ms_status place(ms_op_call *call, bool add)
     uint32_t dim = 0;
     if (add && dtype == MS_BOOL) return ms_op_refuse(call, "it does not work on bool");
     ms_status status = check_index(call, &dim);
-    if (!status) status = values_for(call, &values);
+    if (!status) status = values_for(call, &dtype, &values);
     if (!status)
         status = ms_op_output(call, 0, dtype, ms_tensor_dims(in), ms_tensor_shape(in), &out);
     if (!status) status = place_into(call, add, dim, index, values, out);
@@ -303,14 +319,15 @@ static ms_status scatter_add_forward(ms_op_call *call) { return place(call, true
 static ms_status values_gradient(ms_op_gradient *gradient, uint32_t dim)
 {
     const ms_tensor_info *info = &gradient->inputs[2];
-    ms_tensor *index = gradient->saved[0], *picked = NULL, *total = NULL;
+    ms_tensor *index = gradient->saved[0], *picked = NULL, *total = NULL, *g = NULL;
     uint32_t dims = ms_tensor_dims(index);
     const int64_t *shape = ms_tensor_shape(index);
     bool one = !ms_shape_equal(info->dims, info->shape, dims, shape);
-    ms_status status = ms_tensor_new(gradient->engine, info->dtype, dims, shape, &picked);
+    ms_status status = ms_op_as_dtype(gradient->engine, gradient->gradients[0], info->dtype, &g);
+    if (!status) status = ms_tensor_new(gradient->engine, info->dtype, dims, shape, &picked);
     if (!status)
-        status = gather_into(gradient->engine, gradient->op->name, gradient->gradients[0], dim,
-                             index, false, picked);
+        status = gather_into(gradient->engine, gradient->op->name, g, dim, index, false, picked);
+    ms_tensor_release(g);
     /* One element stood for all values, so its gradient is the sum of theirs. */
     if (!status && one) {
         /* A shape without dimensions: summing to it sums everything. */
@@ -342,10 +359,11 @@ static ms_status place_backward(ms_op_gradient *gradient, bool add)
     ms_status status = MS_OK;
     ms_shape_dim(info->dims, gradient->attributes.index.dim, &dim);
     if (gradient->needs[0] && add) {
-        rest = ms_tensor_retain(g);
+        status = ms_op_as_dtype(engine, g, info->dtype, &rest);
     } else if (gradient->needs[0]) { /* nothing flows to what was written over */
         int64_t none[MS_DIMS_MAX] = { 0 };
-        status = ms_copy_new(engine, g, &rest);
+        status = ms_tensor_new(engine, info->dtype, info->dims, info->shape, &rest);
+        if (!status) status = ms_copy_into(engine, g, rest);
         if (!status) status = ms_op_full(engine, info->dtype, 0, NULL, 0, &zero);
         if (!status)
             status = ms_tensor_window(zero, ms_tensor_dims(gradient->saved[0]),

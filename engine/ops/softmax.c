@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "moonshard/ops.h"
+#include "ops/autocast.h"
 #include "ops/values.h"
 #include "tensor/op.h"
 #include "tensor/state.h"
@@ -32,12 +33,14 @@ static ms_status softmax_forward(ms_op_call *call)
     if (!ms_dtype_is_float(x->dtype)) return ms_op_refuse(call, "it takes floats");
     if (!ms_shape_dim(x->dims, call->attributes.dim.a, &dim))
         return ms_op_refuse(call, "there is no dimension %d", ms_dim_named(call->attributes.dim.a));
+    ms_dtype dtype = ms_autocast_wide(call->engine, x->dtype);
     ms_status status = ms_op_as_contiguous(call->engine, x, &whole);
-    if (!status) status = ms_op_output(call, 0, x->dtype, x->dims, x->shape, &y);
+    if (!status) status = ms_op_output(call, 0, dtype, x->dims, x->shape, &y);
     if (!status && x->count > 0) {
         ms_softmax_args args = { .x = ms_tensor_data(whole),
                                  .y = ms_tensor_data(y),
                                  .dtype = (uint8_t)x->dtype,
+                                 .y_dtype = (uint8_t)dtype,
                                  .logarithm = call->op == &ms_op_log_softmax };
         split_shape(x, dim, &args);
         ms_task_cost cost = { .flops = 8.0 * (double)x->count, .bytes = 2 * ms_tensor_bytes(x) };
@@ -59,12 +62,14 @@ static ms_status softmax_backward(ms_op_gradient *gradient)
     uint32_t dim;
     ms_shape_dim(y->dims, gradient->attributes.dim.a, &dim);
     ms_status status = ms_op_as_contiguous(gradient->engine, gradient->gradients[0], &g);
-    if (!status) status = ms_tensor_new(gradient->engine, y->dtype, y->dims, y->shape, &dx);
+    if (!status)
+        status = ms_tensor_new(gradient->engine, gradient->inputs[0].dtype, y->dims, y->shape, &dx);
     if (!status && y->count > 0) {
         ms_softmax_args args = { .x = ms_tensor_data(y),
                                  .gradient = ms_tensor_data(g),
                                  .y = ms_tensor_data(dx),
-                                 .dtype = (uint8_t)y->dtype,
+                                 .dtype = (uint8_t)dx->dtype,
+                                 .y_dtype = (uint8_t)y->dtype,
                                  .logarithm = gradient->op == &ms_op_log_softmax };
         split_shape(y, dim, &args);
         ms_tensor *reads[] = { y, g };
@@ -217,24 +222,39 @@ const ms_op ms_op_cross_entropy = { .name = "cross_entropy",
 
 /* ------------------------------------------------------------ squared error */
 
-/* loss = mean of (a - b)^2 over all elements. The loss has the dtype of its inputs, where that of
- * cross entropy is f32 always. A loss over no elements is NaN, which the task writes. */
+/* The tensor contiguous and in this dtype. Caller releases. */
+static ms_status rows_in(ms_engine *engine, ms_tensor *tensor, ms_dtype dtype, ms_tensor **out)
+{
+    ms_tensor *cast = NULL;
+    ms_status status = ms_op_as_dtype(engine, tensor, dtype, &cast);
+    if (!status) status = ms_op_as_contiguous(engine, cast, out);
+    ms_tensor_release(cast);
+    return status;
+}
+
+/* loss = mean of (a - b)^2 over all elements. Outside of autocast the loss has the dtype of its
+ * inputs, where that of cross entropy is f32 always. A loss over no elements is NaN, which the task
+ * writes. Of an f32 and a 16-bit input the latter is cast. */
 static ms_status mse_forward(ms_op_call *call)
 {
     ms_engine *engine = call->engine;
     ms_tensor *a = call->inputs[0], *b = call->inputs[1], *left = NULL, *right = NULL, *loss = NULL;
-    if (!ms_dtype_is_float(a->dtype) || a->dtype != b->dtype
+    ms_dtype dtype = MS_F32, wide = MS_F32;
+    if (!ms_dtype_is_float(a->dtype) || !ms_dtype_is_float(b->dtype)
+        || !ms_autocast_shared(engine, a->dtype, b->dtype, &dtype)
         || !ms_shape_equal(a->dims, a->shape, b->dims, b->shape))
         return ms_op_refuse(call, "both must have the same shape and float dtype");
-    ms_status status = ms_op_as_contiguous(engine, a, &left);
-    if (!status) status = ms_op_as_contiguous(engine, b, &right);
-    if (!status) status = ms_op_output(call, 0, a->dtype, 0, NULL, &loss);
+    wide = ms_autocast_wide(engine, dtype);
+    ms_status status = rows_in(engine, a, dtype, &left);
+    if (!status) status = rows_in(engine, b, dtype, &right);
+    if (!status) status = ms_op_output(call, 0, wide, 0, NULL, &loss);
     if (!status) {
         ms_mse_args args = { .a = ms_tensor_data(left),
                              .b = ms_tensor_data(right),
                              .loss = ms_tensor_data(loss),
                              .count = a->count,
-                             .dtype = (uint8_t)a->dtype };
+                             .dtype = (uint8_t)dtype,
+                             .loss_dtype = (uint8_t)wide };
         ms_tensor *reads[] = { left, right };
         ms_task_cost cost = { .flops = 3.0 * (double)a->count, .bytes = 2 * ms_tensor_bytes(a) };
         status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_mse), &args, reads, 2,
@@ -247,8 +267,8 @@ static ms_status mse_forward(ms_op_call *call)
     return status;
 }
 
-/* da = 2 g (a - b) / count, db = -da; both in one task. Both read a and b once. After an error
- * neither is left. */
+/* da = 2 g (a - b) / count, db = -da; both in one task. Both read a and b once. An input that was
+ * cast gets its gradient cast back. After an error neither is left. */
 static ms_status mse_backward(ms_op_gradient *gradient)
 {
     ms_tensor *a = gradient->saved[0], *b = gradient->saved[1], *g = gradient->gradients[0],
@@ -262,7 +282,8 @@ static ms_status mse_backward(ms_op_gradient *gradient)
                              .b = ms_tensor_data(b),
                              .gradient = ms_tensor_data(g),
                              .count = a->count,
-                             .dtype = (uint8_t)a->dtype };
+                             .dtype = (uint8_t)a->dtype,
+                             .loss_dtype = (uint8_t)g->dtype };
         if (results[0]) args.da = ms_tensor_data(results[0]);
         if (results[1]) args.db = ms_tensor_data(results[1]);
         ms_tensor *reads[] = { a, b, g };
@@ -272,8 +293,10 @@ static ms_status mse_backward(ms_op_gradient *gradient)
                                    &args, reads, 3, results, 2, cost);
     }
     for (int i = 0; i < 2; i++) {
-        if (status) ms_tensor_release(results[i]);
-        else if (results[i]) gradient->results[i] = results[i];
+        if (!status && results[i])
+            status = ms_op_as_dtype(gradient->engine, results[i], gradient->inputs[i].dtype,
+                                    &gradient->results[i]);
+        ms_tensor_release(results[i]);
     }
     return status;
 }

@@ -4,14 +4,14 @@
 
 #include "ops/backend.h"
 
-/* Over the middle one of [outer, n, inner], contiguous, one float dtype. Forward: y from x.
- * Backward: dx from y and the gradient. `inner` above 1 is a softmax over another dimension than
- * the last. */
+/* Over the middle one of [outer, n, inner], contiguous. Forward: y from x. Backward: dx from y and
+ * the gradient. y_dtype, of y and its gradient, is `dtype`, that of x and dx, or f32. `inner` above
+ * 1 is a softmax over another dimension than the last. */
 typedef struct ms_softmax_args {
     const void *x, *gradient; /* backward: x is the result of forward */
-    void *y;
+    void *y;                  /* backward: dx */
     int64_t outer, n, inner;
-    uint8_t dtype;
+    uint8_t dtype, y_dtype;
     bool logarithm;
 } ms_softmax_args;
 
@@ -31,12 +31,13 @@ typedef struct ms_cross_entropy_args {
 } ms_cross_entropy_args;
 
 /* Mean of (a - b)^2. Backward: da = 2 (a - b) gradient / count, db = -da; NULL where not wanted.
- * The loss of no elements is NaN. */
+ * The loss of no elements is NaN. a, b and their gradients have one dtype, the loss and its
+ * gradient another one. */
 typedef struct ms_mse_args {
     const void *a, *b, *gradient;
     void *loss, *da, *db;
     int64_t count;
-    uint8_t dtype;
+    uint8_t dtype, loss_dtype;
 } ms_mse_args;
 
 #endif

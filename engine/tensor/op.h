@@ -88,7 +88,9 @@ enum {
     /* What part.c asks, beside these three: of a rank's part of a tensor it gives what it gives
      * there of the whole, element by element; or, over all elements, what ranks may combine. */
     MS_OP_PARTS = 256,
-    MS_OP_OVER_PARTS = 512
+    MS_OP_OVER_PARTS = 512,
+    /* Under autocast the result of 16 bits is f32: see ms_autocast_wide. */
+    MS_OP_WIDE = 1024
 };
 
 /* The facts of an operator. outputs are as many as the call asks for; operators with a variable

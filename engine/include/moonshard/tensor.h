@@ -208,12 +208,11 @@ typedef union ms_attributes {
         int32_t reduction;
     } loss;
     /* scale 0: 1/sqrt(width); window: the last keys that a query sees, 0 for all; fast: see
-     * ms_engine_set_fast_attention; compute is the operator's own */
+     * ms_engine_set_fast_attention */
     struct {
         double scale;
         int64_t window;
         bool causal, fast;
-        ms_dtype compute;
     } attention;
     struct {
         int64_t first;
@@ -291,10 +290,14 @@ MS_API const char *ms_op_name(const ms_op *op);
 MS_API const ms_op *ms_op_find(const char *name); /* NULL if there is none */
 MS_API const ms_op *ms_op_at(uint32_t index);     /* all operators, from 0; NULL past the last */
 
-/* Inside matrix products, linear, conv2d and attention, f32 operands are computed in this dtype and
- * accumulated in f32; MS_F32: off. Attention does so only for bf16 on processors with a bf16 dot
- * product (avx512bf16), and works in f32 elsewhere; its softmax is f32 always. In bf16, the input
- * of a linear operator's activation is rounded to bf16, too. */
+/* bf16 or f16: operators that are called from now on take operands of f32 and of this dtype
+ * together, and their results have the dtypes of PyTorch's table for CUDA (tests/golden/autocast).
+ * Results of matrix products, linear, conv2d and attention have this dtype, as have the normalized
+ * rows of norms; products cast f32 operands, and accumulate in f32. Exponentials, logarithms,
+ * powers, softmax, sums and losses give f32. Every other operator gives f32 where an operand of f32
+ * has dimensions. In place a tensor keeps its dtype. Norms, softmax, sums and losses compute in f32
+ * always. A gradient has the dtype of its tensor, and that of an f32 weight is never rounded.
+ * MS_F32: off. */
 MS_API void ms_engine_set_autocast(ms_engine *engine, ms_dtype dtype);
 MS_API ms_dtype ms_engine_autocast(const ms_engine *engine);
 /* Gradients of attention whose forward comes from now on may be summed in the order that is

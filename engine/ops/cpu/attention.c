@@ -58,7 +58,6 @@ static void *address_in(ms_dtype dtype, const ms_heads *h, int64_t batch, int64_
            + (size_t)(batch * h->batch + head * h->head + time * h->time) * ms_dtype_bytes(dtype);
 }
 
-/* Of a tensor in the dtype of the operator; the cast has another one. */
 static void *address(const job *j, const ms_heads *h, int64_t batch, int64_t head, int64_t time)
 {
     return address_in((ms_dtype)j->args->dtype, h, batch, head, time);
@@ -337,7 +336,7 @@ static void forward_block(const job *j, const progress *p, const forward_room *r
 
 /* Divides by the totals while the result is unpacked. The logarithm of the sum is what backward
  * needs to compute the probabilities again from the scores. log_sum is NULL where the call is not
- * recorded. The cast is the same rows once more in 16 bits, for the product that follows. */
+ * recorded. */
 static void finish_queries(const job *j, const progress *p, float *rows)
 {
     const ms_attention_args *a = j->args;
@@ -349,9 +348,6 @@ static void finish_queries(const job *j, const progress *p, float *rows)
                (size_t)q->count * sizeof *log_sum);
     j->kernels->transpose(p->out, LANES, j->wide, LANES, rows, j->wide);
     unpack(j, rows, q->count, p->total, &a->out, q->batch, q->head, q->first);
-    if (a->cast.data != NULL)
-        unpack_as(j, (ms_dtype)a->cast_dtype, rows, q->count, p->total, &a->cast, q->batch, q->head,
-                  q->first);
 }
 
 /* Up to 256 queries of a head, so that each block of keys is packed once for all of them. The key
@@ -416,8 +412,8 @@ static void single_tile(void *context, uint32_t index, ms_thread *thread)
     float *scores = take(&room, all), *query = take(&room, j->wide), *out = take(&room, j->wide);
     kernels->pack_rows(false, dtype, address(j, &a->q, batch, head, 0), a->q.time, 1, 1, a->width,
                        query);
-    kernels->row_dots(dtype, keys, a->width, address(j, &a->k, batch, group, begin), a->k.time,
-                      query, 0, scores);
+    kernels->row_dots(dtype, MS_F32, keys, a->width, address(j, &a->k, batch, group, begin),
+                      a->k.time, query, 0, scores);
     for (int64_t i = keys; i < all; i++) scores[i] = -INFINITY;
     float most, total = kernels->weigh(all, (float)a->scale, scores, &most);
     kernels->sum_rows(dtype, keys, a->width, address(j, &a->v, batch, group, begin), a->v.time,
@@ -425,8 +421,6 @@ static void single_tile(void *context, uint32_t index, ms_thread *thread)
     if (a->log_sum != NULL) a->log_sum[batch * a->heads + head] = most + logf(total);
     float inverse = 1.0f / total;
     unpack(j, out, 1, &inverse, &a->out, batch, head, 0);
-    if (a->cast.data != NULL)
-        unpack_as(j, (ms_dtype)a->cast_dtype, out, 1, &inverse, &a->cast, batch, head, 0);
 }
 
 /* ----------------------------------------------------------------- backward */
@@ -525,10 +519,9 @@ static void backward_block(const job *j, const queries *q, const group_room *g, 
     memset(r->log_sum, 0, LANES * sizeof(float));
     memset(r->offset, 0, LANES * sizeof(float));
     memcpy(r->log_sum, log_sum, (size_t)q->count * sizeof(float));
-    j->kernels->row_dots((ms_dtype)a->dtype, q->count, a->width,
+    j->kernels->row_dots((ms_dtype)a->dtype, (ms_dtype)a->dtype, q->count, a->width,
                          address(j, &a->dout, q->batch, q->head, q->first), a->dout.time,
-                         address_in(MS_F32, &a->cast, q->batch, q->head, q->first), a->cast.time,
-                         r->offset);
+                         address(j, &a->out, q->batch, q->head, q->first), a->out.time, r->offset);
     pack_queries(j, q, &a->q, r->rows, r->q_columns, r->q_steps);
     pack_queries(j, q, &a->dout, r->rows, r->g_columns, r->g_steps);
     memset(r->dq, 0, (size_t)(LANES * j->wide) * sizeof *r->dq);
@@ -597,7 +590,7 @@ static ms_task_result attention_run(ms_run *run, const ms_attention_args *args, 
 {
     const ms_attention_kernels *kernels = ms_attention_kernels_for(ms_run_isa(run));
     if (!check_positions(run, args)) return MS_TASK_FAILED;
-    bool pairs = kernels->has_pairs && args->compute == MS_BF16;
+    bool pairs = kernels->has_pairs && args->dtype == MS_BF16;
     int64_t wide = padded(args->width, 16), tile = TILE_BLOCKS * LANES;
     job j = { .args = args,
               .kernels = kernels,

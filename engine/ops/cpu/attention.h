@@ -78,9 +78,9 @@ typedef struct ms_attention_kernels {
      * of `units` (in place unless pairs). */
     void (*gradient)(bool pairs, const ms_score_block *block, float *change, const float *log_sum,
                      const float *offset, const ms_score_units *units);
-    /* offset[i] = dot product of two rows. */
-    void (*row_dots)(ms_dtype dtype, int64_t rows, int64_t width, const void *a, int64_t a_row,
-                     const float *b, int64_t b_row, float *offset);
+    /* offset[i] = dot product of two rows; b_dtype: that of a, or f32. */
+    void (*row_dots)(ms_dtype dtype, ms_dtype b_dtype, int64_t rows, int64_t width, const void *a,
+                     int64_t a_row, const void *b, int64_t b_row, float *offset);
 
     /* For one query. Its scores become exp(scale * score - most), where most is scale times the
      * greatest; returns their sum. count is a multiple of 16. */

@@ -3,7 +3,7 @@
  *
  * A kernel of another device may divide rows and columns as it likes, if the sums for the bias
  * depend on the shape only. It must allow the results to be over `before` (see ms_activation_args
- * and ms_linear_gradient_args) and write the cast in the same pass. */
+ * and ms_linear_gradient_args). */
 #include "ops/cpu/linear.h"
 
 #include <string.h>

@@ -102,8 +102,8 @@ static ms_task_result backward_run(ms_run *run, void *arguments)
     }
     ms_run_tiles(run, j.tiles, backward_tile, &j);
     const ms_convert_kernels *convert = ms_convert_kernels_for(ms_run_isa(run));
-    combine(&j, args->width, 0, (ms_dtype)args->dtype, args->dweight, convert);
-    combine(&j, args->width, 1, (ms_dtype)args->dtype, args->dbias, convert);
+    combine(&j, args->width, 0, (ms_dtype)args->dtypes.weight, args->dweight, convert);
+    combine(&j, args->width, 1, (ms_dtype)args->dtypes.weight, args->dbias, convert);
     return MS_TASK_DONE;
 }
 

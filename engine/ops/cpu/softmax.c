@@ -240,7 +240,7 @@ static ms_task_result mse_run(ms_run *run, void *arguments)
                                 (const char *)args->b + (size_t)at * item, n);
     }
     float loss = (float)(sum / (double)args->count);
-    ms_convert_kernels_for(ms_run_isa(run))->from_f32[dtype](args->loss, &loss, 1);
+    ms_convert_kernels_for(ms_run_isa(run))->from_f32[args->loss_dtype](args->loss, &loss, 1);
     return MS_TASK_DONE;
 }
 
@@ -251,7 +251,7 @@ static ms_task_result mse_backward_run(ms_run *run, void *arguments)
     const ms_mse_args *args = arguments;
     ms_dtype dtype = (ms_dtype)args->dtype;
     float gradient;
-    ms_convert_kernels_for(ms_run_isa(run))->to_f32[dtype](&gradient, args->gradient, 1);
+    ms_convert_kernels_for(ms_run_isa(run))->to_f32[args->loss_dtype](&gradient, args->gradient, 1);
     float factor = (float)(2.0 * gradient / (double)args->count);
     ms_softmax_kernels_for(ms_run_isa(run))
         ->difference(dtype, args->a, args->b, args->count, factor, args->da, args->db);

@@ -326,9 +326,6 @@ template <int columns> MS_DEVICE void forward(const ms_cuda_attention_call &args
     }
     finish<columns>(a, p.batch * a.heads + p.head, query, p.column, most, total, out);
     write_tile<columns>(a, a.out, a.dtype, p.batch, p.head, p.first, a.queries, p.column, out);
-    if (a.cast.data != NULL)
-        write_tile<columns>(a, a.cast, a.cast_dtype, p.batch, p.head, p.first, a.queries, p.column,
-                            out);
 }
 
 #define FORWARD(kernel, columns)                                     \
@@ -410,31 +407,13 @@ MS_KERNEL_PAIRED(attention_one, ms_cuda_attention_call, 256)
     if (THREAD_X < a.width) {
         result *= 1.0f / sum;
         ms_write_float(a.out.data, offset_in(a.out, batch, head, 0) + THREAD_X, a.dtype, result);
-        if (a.cast.data != NULL)
-            ms_write_float(a.cast.data, offset_in(a.cast, batch, head, 0) + THREAD_X, a.cast_dtype,
-                           result);
     }
     if (THREAD_X == 0 && a.log_sum != NULL) a.log_sum[BLOCK_X] = top + logf(sum);
 }
 
-/* --------------------------------------------------------------- around cuDNN */
-
-/* A thread takes 8 elements of a row at a time. Neighbours are side by side where heads are. */
-MS_KERNEL_FREE(attention_heads, ms_cuda_heads_call, 256)
-{
-    int64_t chunks = args.width / 8, all = args.batches * args.times * args.heads * chunks;
-    for (int64_t i = GRID_FIRST; i < all; i += GRID_STEP) {
-        int64_t at = i % chunks * 8, row = i / chunks, head = row % args.heads,
-                time = row / args.heads % args.times, batch = row / args.heads / args.times;
-        float x[8];
-        ms_read8(args.from.data, offset_in(args.from, batch, head, time) + at, args.from_dtype, x);
-        ms_write8(args.to.data, offset_in(args.to, batch, head, time) + at, args.to_dtype, x);
-    }
-}
-
 /* ------------------------------------------------------------------- backward */
 
-/* offset = the dot product of dout and out (in f32) for each query: a warp has one. */
+/* offset = the dot product of dout and out for each query: a warp has one. */
 MS_KERNEL(attention_offsets, ms_cuda_attention_call, 256)
 {
     const ms_attention_args &a = args.a;
@@ -444,11 +423,11 @@ MS_KERNEL(attention_offsets, ms_cuda_attention_call, 256)
                 batch = row / a.queries / a.heads;
         const char *g = static_cast<const char *>(a.dout.data)
                         + offset_in(a.dout, batch, head, query) * item_of(a.dtype);
-        const float *out =
-            static_cast<const float *>(a.cast.data) + offset_in(a.cast, batch, head, query);
+        const char *out = static_cast<const char *>(a.out.data)
+                          + offset_in(a.out, batch, head, query) * item_of(a.dtype);
         float sum = 0.0f;
         for (int64_t i = LANE; i < a.width; i += MS_WARP)
-            sum += ms_read_float(g, i, a.dtype) * out[i];
+            sum += ms_read_float(g, i, a.dtype) * ms_read_float(out, i, a.dtype);
         sum = ms_warp_join(sum, ms_plus());
         if (LANE == 0) args.offset[row] = sum;
     }

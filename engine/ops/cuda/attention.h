@@ -19,12 +19,4 @@ typedef struct ms_cuda_attention_call {
     int64_t parts; /* of the columns of a result: each block makes one */
 } ms_cuda_attention_call;
 
-/* For the kernel of attention.cu that copies heads from one dtype to another. Rows are multiples of
- * 8 elements, and all of them are aligned to 16 bytes. */
-typedef struct ms_cuda_heads_call {
-    ms_heads from, to;
-    int64_t batches, heads, times, width;
-    uint8_t from_dtype, to_dtype;
-} ms_cuda_heads_call;
-
 #endif

@@ -1,16 +1,15 @@
-/* attention_plan.c: attention by cuDNN: which calls it takes, its plans, kept by shape as long as
- * the engine, and what is copied around it.
+/* attention_plan.c: attention by cuDNN: which calls it takes, and its plans, kept by shape as long
+ * as the engine.
  *
- * cuDNN gets calls that compute in bf16 or f16, also those of f32 tensors under autocast, of which
- * it gets copies. There must be two queries at least. The width must be a multiple of 8, up to 256,
- * and rows must be aligned to 16 bytes. Our own kernels take everything else: f32, calls with
- * positions or a window, one query, shapes that cuDNN refuses, and all calls where there is no
- * cuDNN. Each task is counted by its way (ms_attention_counts), and traces name the way.
+ * cuDNN gets calls of bf16 or f16. There must be two queries at least. The width must be a multiple
+ * of 8, up to 256, and rows must be aligned to 16 bytes. Our own kernels take everything else: f32,
+ * calls with positions or a window, one query, shapes that cuDNN refuses, and all calls where there
+ * is no cuDNN. Each task is counted by its way (ms_attention_counts), and traces name the way.
  *
  * Backward is a graph whose sums have a fixed order. It keeps the gradients of all scores in its
  * workspace, 16 bits each. So a call that needs more than 256 MiB is cut into parts, over batches
  * and, where one batch is too large, over groups of heads; each part has the same shape, so one
- * plan serves all. Copies are those of one part, too. A call whose smallest part needs more than 2
+ * plan serves all. A call whose smallest part needs more than 2
  * GiB goes to our own kernels.
  *
  * With ms.attention("fast", f), and numbers of queries and keys that are multiples of 64, backward
@@ -27,9 +26,6 @@
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/matmul.h"
 #include "ops/cuda/plan_table.h"
-
-MS_CUDA_IMAGE(attention)
-MS_CUDA_KERNEL(attention, attention_heads)
 
 /* A part takes no more memory than the first number, if it can be cut; one that cannot be cut and
  * takes more than the second one is not given to cuDNN. */
@@ -139,13 +135,10 @@ static ms_status plan_of(ms_engine *engine, attention_state *state, const ms_att
 
 /* -------------------------------------------------------------------------- call */
 
-/* A tensor as the operator has it, and as cuDNN gets it: the same memory, or a copy. */
+/* A tensor of the call. */
 typedef struct side {
     ms_heads heads;
     int64_t rows, times; /* heads or groups; queries or keys */
-    uint8_t dtype;
-    bool copied, written;
-    size_t copy_at; /* in the scratch memory */
 } side;
 
 typedef struct call {
@@ -163,7 +156,7 @@ static bool is_narrow(uint8_t dtype) { return dtype == MS_BF16 || dtype == MS_F1
 /* Rows do not overlap, and all are aligned. */
 static bool is_regular(const side *s, int64_t batches, int64_t width)
 {
-    int64_t grain = ALIGNMENT / (int64_t)ms_dtype_bytes((ms_dtype)s->dtype);
+    int64_t grain = ALIGNMENT / 2; /* elements */
     const struct {
         int64_t count, stride;
     } dims[] = { { batches, s->heads.batch },
@@ -176,45 +169,28 @@ static bool is_regular(const side *s, int64_t batches, int64_t width)
     return true;
 }
 
-/* The sides in the order of attention_graph.h. Copies are made of what is not in the dtype of
- * products. */
+/* The sides in the order of attention_graph.h. */
 static void list_sides(call *c, bool backward)
 {
     const ms_attention_args *a = c->args;
-    /* Of the result forward writes one tensor, or two; cuDNN writes the one of 16 bits. */
-    bool narrow_cast = is_narrow(a->cast_dtype) && a->cast_dtype == a->compute && a->cast.data;
-    const ms_heads out = backward || (narrow_cast && !is_narrow(a->dtype)) ? a->cast : a->out;
-    uint8_t out_dtype =
-        backward || (narrow_cast && !is_narrow(a->dtype)) ? a->cast_dtype : a->dtype;
-    const ms_heads all[] = { a->q, a->k, a->v, out, a->dout, a->dq, a->dk, a->dv };
+    const ms_heads all[] = { a->q, a->k, a->v, a->out, a->dout, a->dq, a->dk, a->dv };
     c->used = backward ? MS_ATTENTION_TENSORS : MS_ATTENTION_DOUT;
     for (int i = 0; i < c->used; i++) {
         bool of_keys = i == MS_ATTENTION_K || i == MS_ATTENTION_V || i >= MS_ATTENTION_DK;
-        uint8_t dtype = i == MS_ATTENTION_OUT ? out_dtype : a->dtype;
         c->sides[i] = (side){ .heads = all[i],
                               .rows = of_keys ? a->groups : a->heads,
-                              .times = of_keys ? a->keys : a->queries,
-                              .dtype = dtype,
-                              .copied = dtype != a->compute,
-                              .written = backward ? i >= MS_ATTENTION_DQ : i == MS_ATTENTION_OUT };
+                              .times = of_keys ? a->keys : a->queries };
     }
 }
 
-static bool is_for_cudnn(const call *c, bool backward)
+static bool is_for_cudnn(const call *c)
 {
     const ms_attention_args *a = c->args;
-    if (a->positions || a->window || !is_narrow(a->compute)
-        || (a->dtype != MS_F32 && a->dtype != a->compute))
-        return false;
+    if (a->positions || a->window || !is_narrow(a->dtype)) return false;
     if (a->width % 8 != 0 || a->width > WIDTH_MOST || a->queries < 2 || a->queries > INT32_MAX
         || a->keys > INT32_MAX || a->batches * a->heads > INT32_MAX)
         return false;
     if (a->log_sum && (uintptr_t)a->log_sum % ALIGNMENT != 0) return false;
-    side both = { .heads = a->out, .rows = a->heads, .times = a->queries, .dtype = a->dtype };
-    if (!backward && !is_regular(&both, a->batches, a->width)) return false;
-    both.heads = a->cast;
-    both.dtype = a->cast_dtype;
-    if (a->cast.data && !is_regular(&both, a->batches, a->width)) return false;
     for (int i = 0; i < c->used; i++)
         if (!is_regular(&c->sides[i], a->batches, a->width)) return false;
     return true;
@@ -237,11 +213,6 @@ static size_t bytes_of(const call *c, bool backward, int64_t batches, int64_t gr
     const ms_attention_args *a = c->args;
     int64_t heads = a->heads / a->groups * groups;
     size_t bytes = 0;
-    for (int i = 0; i < c->used; i++)
-        if (c->sides[i].copied)
-            bytes += (size_t)(batches * (c->sides[i].rows == a->groups ? groups : heads)
-                              * c->sides[i].times * a->width)
-                     * 2;
     if (backward && c->key.fast) bytes += bytes_of_sums(c, batches, heads);
     else if (backward)
         bytes += (size_t)(batches * heads * ((a->queries + 63) / 64 * 64)
@@ -290,15 +261,15 @@ static void describe(call *c, bool backward)
     key->queries = a->queries;
     key->keys = a->keys;
     key->width = a->width;
-    key->dtype = a->compute;
+    key->dtype = a->dtype;
     key->causal = a->causal;
     key->backward = backward;
     for (int i = 0; i < c->used; i++) {
         const side *s = &c->sides[i];
         int64_t rows = s->rows == a->groups ? key->groups : key->heads, *to = key->strides[i];
-        to[2] = s->copied || s->times == 1 ? rows * a->width : s->heads.time;
-        to[1] = s->copied || rows == 1 ? a->width : s->heads.head;
-        to[0] = s->copied || key->batches == 1 ? s->times * to[2] : s->heads.batch;
+        to[2] = s->times == 1 ? rows * a->width : s->heads.time;
+        to[1] = rows == 1 ? a->width : s->heads.head;
+        to[0] = key->batches == 1 ? s->times * to[2] : s->heads.batch;
     }
 }
 
@@ -319,60 +290,15 @@ static void lay_out(call *c, const ms_attention_plan *plan)
     if (key->backward) c->offset_at = take(c, column);
     if (key->fast) c->sums_at = take(c, bytes_of_sums(c, key->batches, key->heads));
     if (!a->log_sum) c->log_sum_at = take(c, column);
-    for (int i = 0; i < c->used; i++)
-        if (c->sides[i].copied)
-            c->sides[i].copy_at =
-                take(c, (size_t)(key->batches * key->strides[i][0]) * sizeof(uint16_t));
 }
 
 /* ----------------------------------------------------------------------- launches */
 
-/* The heads of a part: it begins at this batch and group. */
-static ms_heads part_of(const call *c, ms_heads h, uint8_t dtype, int64_t rows, int64_t batch,
-                        int64_t group)
+/* The side's memory of a part, which begins at this batch and group. */
+static void *part_of(const call *c, const side *s, int64_t batch, int64_t group)
 {
-    int64_t row = rows == c->args->groups ? group : group * (c->args->heads / c->args->groups);
-    h.data = (char *)h.data
-             + (batch * h.batch + row * h.head) * (int64_t)ms_dtype_bytes((ms_dtype)dtype);
-    return h;
-}
-
-static ms_heads copy_of(const call *c, int index, char *scratch)
-{
-    const int64_t *s = c->key.strides[index];
-    return (ms_heads){
-        .data = scratch + c->sides[index].copy_at, .batch = s[0], .head = s[1], .time = s[2]
-    };
-}
-
-static void copy_heads(ms_cuda_work *work, const call *c, int index, ms_heads from,
-                       uint8_t from_dtype, ms_heads to, uint8_t to_dtype)
-{
-    const side *s = &c->sides[index];
-    ms_cuda_heads_call copy = { .from = from,
-                                .to = to,
-                                .batches = c->key.batches,
-                                .heads = s->rows == c->args->groups ? c->key.groups : c->key.heads,
-                                .times = s->times,
-                                .width = c->key.width,
-                                .from_dtype = from_dtype,
-                                .to_dtype = to_dtype };
-    ms_cuda_launch(work, &attention_heads,
-                   ms_cuda_grid(copy.batches * copy.heads * copy.times * (copy.width / 8), 1),
-                   &copy, sizeof copy);
-}
-
-/* Forward's other result: f32 that is kept for backward, or the tensor itself under autocast. */
-static void widen(ms_cuda_work *work, const call *c, ms_heads narrow, int64_t batch, int64_t group)
-{
-    const ms_attention_args *a = c->args;
-    const side *s = &c->sides[MS_ATTENTION_OUT];
-    bool is_cast = s->heads.data == a->cast.data;
-    if (!is_cast && !a->cast.data) return;
-    ms_heads to = is_cast ? a->out : a->cast;
-    uint8_t dtype = is_cast ? a->dtype : a->cast_dtype;
-    copy_heads(work, c, MS_ATTENTION_OUT, narrow, a->compute,
-               part_of(c, to, dtype, a->heads, batch, group), dtype);
+    int64_t row = s->rows == c->args->groups ? group : group * (c->args->heads / c->args->groups);
+    return (uint16_t *)s->heads.data + batch * s->heads.batch + row * s->heads.head;
 }
 
 static ms_cudnn_result run_part(ms_cuda_work *work, const attention_state *state, const call *c,
@@ -388,25 +314,10 @@ static ms_cudnn_result run_part(ms_cuda_work *work, const attention_state *state
                                        .sums = (float *)(void *)(scratch + c->sums_at),
                                        .workspace = scratch + c->workspace_at,
                                        .scale = (float)a->scale };
-    ms_heads parts[MS_ATTENTION_TENSORS];
-    for (int i = 0; i < c->used; i++) {
-        const side *s = &c->sides[i];
-        ms_heads own = part_of(c, s->heads, s->dtype, s->rows, batch, group);
-        parts[i] = s->copied ? copy_of(c, i, scratch) : own;
-        operands.tensors[i] = parts[i].data;
-        if (s->copied && !s->written) copy_heads(work, c, i, own, s->dtype, parts[i], a->compute);
-    }
+    for (int i = 0; i < c->used; i++) operands.tensors[i] = part_of(c, &c->sides[i], batch, group);
     if (c->key.fast)
         ms_cuda_clear(work, operands.sums, bytes_of_sums(c, c->key.batches, c->key.heads));
-    ms_cudnn_result result = ms_attention_plan_execute(&state->dnn, state->handle, plan, &operands);
-    for (int i = 0; i < c->used && !result; i++) {
-        const side *s = &c->sides[i];
-        if (s->copied && s->written)
-            copy_heads(work, c, i, parts[i], a->compute,
-                       part_of(c, s->heads, s->dtype, s->rows, batch, group), s->dtype);
-    }
-    if (!result && !c->key.backward) widen(work, c, parts[MS_ATTENTION_OUT], batch, group);
-    return result;
+    return ms_attention_plan_execute(&state->dnn, state->handle, plan, &operands);
 }
 
 static void run(ms_cuda_work *work, const attention_state *state, call *c,
@@ -446,7 +357,7 @@ static ms_status find_plan(ms_engine *engine, attention_state **state, call *c, 
     ms_status status = state_of(engine, state);
     if (status || !(*state)->handle) return status;
     c->part_bytes = (*state)->part_bytes;
-    if (!is_for_cudnn(c, backward)) return MS_OK;
+    if (!is_for_cudnn(c)) return MS_OK;
     const ms_attention_args *a = c->args;
     if (backward && a->fast && a->queries % 64 == 0 && a->keys % 64 == 0)
         status = plan_for(engine, *state, c, backward, true, plan);

@@ -8,8 +8,7 @@
 /* Puts attention onto the stream as calls of cuDNN. False: this call is one for the kernels of
  * attention.cu, and nothing was done. True: it is on the stream, or the task has failed.
  *
- * cuDNN takes operands of 16 bits: bf16 and f16, or f32 under an autocast to one of them, whose
- * operands are copied. Its result has 16 bits, too: what is wanted in f32 is widened from it. */
+ * cuDNN takes tensors of 16 bits: bf16 and f16. */
 bool ms_cuda_attention_forward_by_cudnn(ms_cuda_work *work, const ms_attention_args *args);
 bool ms_cuda_attention_backward_by_cudnn(ms_cuda_work *work, const ms_attention_args *args);
 

@@ -10,8 +10,7 @@ void ms_cuda_run_activation(ms_cuda_work *work, const void *arguments)
 {
     ms_cuda_activation_call call = { .a = *(const ms_activation_args *)arguments };
     const ms_activation_args *a = &call.a;
-    call.aligned =
-        ms_cuda_is_aligned(a->before) && ms_cuda_is_aligned(a->y) && ms_cuda_is_aligned(a->cast);
+    call.aligned = ms_cuda_is_aligned(a->before) && ms_cuda_is_aligned(a->y);
     ms_cuda_launch(work, &activation, ms_cuda_grid(a->count, 8), &call, sizeof call);
 }
 

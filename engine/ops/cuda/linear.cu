@@ -10,10 +10,9 @@ MS_KERNEL_FREE(activation, ms_cuda_activation_call, 256)
     const ms_activation_args &a = args.a;
     ms_walk_all(a.count, args.aligned, [&](auto size, int64_t i) {
         float v[size.N];
-        ms_get(size, a.before, i, a.before_dtype, v);
+        ms_get(size, a.before, i, a.dtype, v);
         MS_UNROLL for (int k = 0; k < size.N; k++) v[k] *= ms_gelu_gate(v[k]);
-        ms_put(size, a.y, i, a.y_dtype, v);
-        if (a.cast != NULL) ms_put(size, a.cast, i, a.cast_dtype, v);
+        ms_put(size, a.y, i, a.dtype, v);
     });
 }
 
@@ -24,12 +23,12 @@ MS_DEVICE void pass_row(Size size, const ms_linear_gradient_args &l, int64_t row
                         float *sum)
 {
     float v[Size::N], before[Size::N];
-    ms_get(size, l.g, row * l.g_row + column, l.g_dtype, v);
+    ms_get(size, l.g, row * l.g_row + column, l.dtype, v);
     if (l.before != NULL) {
-        ms_get(size, l.before, row * l.width + column, l.before_dtype, before);
+        ms_get(size, l.before, row * l.width + column, l.dtype, before);
         MS_UNROLL for (int k = 0; k < Size::N; k++) v[k] *= ms_gelu_slope(before[k]);
     }
-    if (l.out != NULL) ms_put(size, l.out, row * l.width + column, l.out_dtype, v);
+    if (l.out != NULL) ms_put(size, l.out, row * l.width + column, l.dtype, v);
     MS_UNROLL for (int k = 0; k < Size::N; k++) sum[k] += v[k];
 }
 

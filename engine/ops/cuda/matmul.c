@@ -98,11 +98,9 @@ static void make_extra(ms_cuda_work *work, const ms_matmul_args *args)
 {
     ms_gemm_shape s = ms_cuda_whole_product(args);
     bool of_a = s.extra == MS_GEMM_SUM_A;
-    ms_activation_args gelu = { .before = args->beside,
-                                .y = args->c,
-                                .count = s.m * s.n,
-                                .before_dtype = s.out,
-                                .y_dtype = s.out };
+    ms_activation_args gelu = {
+        .before = args->beside, .y = args->c, .count = s.m * s.n, .dtype = s.out
+    };
     /* A matrix [k, width]: a is read as its transpose, and one that is not stored so is a column or
      * a row. */
     int64_t row = of_a ? (s.a_transposed ? s.a_row : 1) : (s.b_transposed ? 1 : s.b_row);
@@ -111,8 +109,7 @@ static void make_extra(ms_cuda_work *work, const ms_matmul_args *args)
                                      .rows = s.k,
                                      .width = of_a ? s.m : s.n,
                                      .g_row = row,
-                                     .g_dtype = s.in,
-                                     .out_dtype = s.in,
+                                     .dtype = s.in,
                                      .bias_dtype = s.out };
     if (s.extra == MS_GEMM_GELU) ms_cuda_run_activation(work, &gelu);
     else ms_cuda_run_linear_gradient(work, &sums);

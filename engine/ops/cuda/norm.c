@@ -13,8 +13,7 @@ static void run_forward(ms_cuda_work *work, const void *arguments)
     const ms_norm_args *n = &call.n;
     call.aligned = n->width % 8 == 0 && ms_cuda_is_aligned(n->x) && ms_cuda_is_aligned(n->residual)
                    && ms_cuda_is_aligned(n->weight) && ms_cuda_is_aligned(n->bias)
-                   && ms_cuda_is_aligned(n->sum) && ms_cuda_is_aligned(n->y)
-                   && ms_cuda_is_aligned(n->cast);
+                   && ms_cuda_is_aligned(n->sum) && ms_cuda_is_aligned(n->y);
     ms_cuda_launch(work, &norm_forward, ms_cuda_row_shape(n->rows, n->width), &call, sizeof call);
 }
 
@@ -23,7 +22,7 @@ static void run_rows(ms_cuda_work *work, const ms_norm_backward_args *n)
     ms_cuda_norm_backward_call call = { .n = *n };
     call.aligned = n->width % 8 == 0 && ms_cuda_is_aligned(n->s) && ms_cuda_is_aligned(n->weight)
                    && ms_cuda_is_aligned(n->gradient) && ms_cuda_is_aligned(n->sum_gradient)
-                   && ms_cuda_is_aligned(n->dx);
+                   && ms_cuda_is_aligned(n->dx) && ms_cuda_is_aligned(n->narrow);
     ms_cuda_launch(work, &norm_backward, ms_cuda_row_shape(n->rows, n->width), &call, sizeof call);
 }
 
@@ -54,14 +53,14 @@ static void run_columns(ms_cuda_work *work, const ms_norm_backward_args *n)
     ms_cuda_launch(work, &norm_columns,
                    ms_cuda_column_shape(call.aligned ? n->width / 8 : n->width, parts.parts), &call,
                    sizeof call);
-    join(work, call.partial, parts.parts, n->width, n->dweight, n->dtype);
-    join(work, call.partial + n->width, parts.parts, n->width, n->dbias, n->dtype);
+    join(work, call.partial, parts.parts, n->width, n->dweight, n->dtypes.weight);
+    join(work, call.partial + n->width, parts.parts, n->width, n->dbias, n->dtypes.weight);
 }
 
 static void run_backward(ms_cuda_work *work, const void *arguments)
 {
     const ms_norm_backward_args *n = arguments;
-    if (n->dx) run_rows(work, n);
+    if (n->dx || n->narrow) run_rows(work, n);
     if (n->dweight || n->dbias) run_columns(work, n);
 }
 

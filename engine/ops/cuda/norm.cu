@@ -11,12 +11,12 @@ MS_DEVICE float add_residual(const ms_norm_args &n, const ms_row &row)
     float total = 0;
     ms_walk(row, [&](auto size, int64_t i) {
         float v[size.N], r[size.N];
-        ms_get(size, n.x, row.begin + i, n.dtype, v);
+        ms_get(size, n.x, row.begin + i, n.dtypes.x, v);
         if (n.residual != NULL) {
-            ms_get(size, n.residual, row.begin + i, n.dtype, r);
+            ms_get(size, n.residual, row.begin + i, n.dtypes.residual, r);
             for (int k = 0; k < size.N; k++) v[k] += r[k];
-            ms_put(size, n.sum, row.begin + i, n.dtype, v);
-            ms_get(size, n.sum, row.begin + i, n.dtype, v);
+            ms_put(size, n.sum, row.begin + i, n.dtypes.s, v);
+            ms_get(size, n.sum, row.begin + i, n.dtypes.s, v);
         }
         for (int k = 0; k < size.N; k++) total += v[k];
     });
@@ -30,7 +30,7 @@ MS_DEVICE float add_squares(const ms_norm_args &n, const ms_row &row, const void
     float total = 0;
     ms_walk(row, [&](auto size, int64_t i) {
         float v[size.N];
-        ms_get(size, s, row.begin + i, n.dtype, v);
+        ms_get(size, s, row.begin + i, n.dtypes.s, v);
         for (int k = 0; k < size.N; k++) total += (v[k] - mean) * (v[k] - mean);
     });
     return total;
@@ -41,12 +41,11 @@ MS_DEVICE void write_norm(const ms_norm_args &n, const ms_row &row, const void *
 {
     ms_walk(row, [&](auto size, int64_t i) {
         float v[size.N], w[size.N], b[size.N];
-        ms_get(size, s, row.begin + i, n.dtype, v);
-        ms_get_or(size, n.weight, i, n.dtype, 1.0f, w);
-        ms_get_or(size, n.bias, i, n.dtype, 0.0f, b);
+        ms_get(size, s, row.begin + i, n.dtypes.s, v);
+        ms_get_or(size, n.weight, i, n.dtypes.weight, 1.0f, w);
+        ms_get_or(size, n.bias, i, n.dtypes.weight, 0.0f, b);
         for (int k = 0; k < size.N; k++) v[k] = (v[k] - mean) * scale * w[k] + b[k];
-        ms_put(size, n.y, row.begin + i, n.dtype, v);
-        if (n.cast != NULL) ms_put(size, n.cast, row.begin + i, n.cast_dtype, v);
+        ms_put(size, n.y, row.begin + i, n.dtypes.y, v);
     });
 }
 
@@ -80,9 +79,9 @@ MS_DEVICE void read_terms(Size size, const ms_norm_backward_args &n, const ms_ro
                           float mean, float scale, float *g, float *h)
 {
     float w[Size::N];
-    ms_get(size, n.gradient, row.begin + i, n.dtype, g);
-    ms_get(size, n.s, row.begin + i, n.dtype, h);
-    ms_get_or(size, n.weight, i, n.dtype, 1.0f, w);
+    ms_get(size, n.gradient, row.begin + i, n.dtypes.y, g);
+    ms_get(size, n.s, row.begin + i, n.dtypes.s, h);
+    ms_get_or(size, n.weight, i, n.dtypes.weight, 1.0f, w);
     for (int k = 0; k < Size::N; k++) {
         h[k] = (h[k] - mean) * scale;
         g[k] *= w[k];
@@ -112,9 +111,10 @@ MS_KERNEL(norm_backward, ms_cuda_norm_backward_call, MS_CUDA_ROW_THREADS)
     ms_walk(row, [&](auto size, int64_t i) {
         float g[size.N], h[size.N], add[size.N];
         read_terms(size, n, row, i, mean, scale, g, h);
-        ms_get_or(size, n.sum_gradient, row.begin + i, n.dtype, 0.0f, add);
+        ms_get_or(size, n.sum_gradient, row.begin + i, n.dtypes.s, 0.0f, add);
         for (int k = 0; k < size.N; k++) g[k] = (g[k] - g_mean - h[k] * gh_mean) * scale + add[k];
-        ms_put(size, n.dx, row.begin + i, n.dtype, g);
+        if (n.dx != NULL) ms_put(size, n.dx, row.begin + i, n.dtypes.s, g);
+        if (n.narrow != NULL) ms_put(size, n.narrow, row.begin + i, n.dtypes.narrow, g);
     });
 }
 
@@ -125,8 +125,8 @@ MS_DEVICE void add_row(Size size, const ms_norm_backward_args &n, int64_t at, in
 {
     float mean = n.centered ? n.mean[at] : 0.0f, scale = n.scale[at];
     float d[Size::N], s[Size::N];
-    ms_get(size, n.gradient, at * n.width + column, n.dtype, d);
-    ms_get(size, n.s, at * n.width + column, n.dtype, s);
+    ms_get(size, n.gradient, at * n.width + column, n.dtypes.y, d);
+    ms_get(size, n.s, at * n.width + column, n.dtypes.s, s);
     MS_UNROLL for (int k = 0; k < Size::N; k++)
     {
         dweight[k] += d[k] * ((s[k] - mean) * scale);

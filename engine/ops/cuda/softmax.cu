@@ -93,6 +93,7 @@ MS_KERNEL(softmax_rows, ms_cuda_softmax_call, MS_CUDA_ROW_THREADS)
     const ms_softmax_args &a = args.s;
     int64_t at = BLOCK_X * THREADS_Y + THREAD_Y;
     if (at >= a.outer) return;
+    /* Chunks of the 16-bit array are chunks of the f32 one. */
     ms_row row = ms_skewed_row_of(at, a.n, a.dtype, args.aligned);
     exp_sum s = sum_row(row, a.x, a.dtype, shared);
     float shift = a.logarithm ? s.most + logf(s.total) : s.most, factor = 1.0f / s.total;
@@ -100,7 +101,7 @@ MS_KERNEL(softmax_rows, ms_cuda_softmax_call, MS_CUDA_ROW_THREADS)
         float v[size.N];
         ms_get(size, a.x, row.begin + i, a.dtype, v);
         for (int k = 0; k < size.N; k++) v[k] = spread(v[k], shift, factor, a.logarithm);
-        ms_put(size, a.y, row.begin + i, a.dtype, v);
+        ms_put(size, a.y, row.begin + i, a.y_dtype, v);
     });
 }
 
@@ -114,15 +115,15 @@ MS_KERNEL(softmax_backward_rows, ms_cuda_softmax_call, MS_CUDA_ROW_THREADS)
     float total = 0;
     ms_walk(row, [&](auto size, int64_t i) {
         float y[size.N], g[size.N];
-        ms_get_or(size, a.logarithm ? NULL : a.x, row.begin + i, a.dtype, 1.0f, y);
-        ms_get(size, a.gradient, row.begin + i, a.dtype, g);
+        ms_get_or(size, a.logarithm ? NULL : a.x, row.begin + i, a.y_dtype, 1.0f, y);
+        ms_get(size, a.gradient, row.begin + i, a.y_dtype, g);
         for (int k = 0; k < size.N; k++) total += g[k] * y[k];
     });
     total = ms_block_join(total, shared, ms_plus());
     ms_walk(row, [&](auto size, int64_t i) {
         float y[size.N], g[size.N];
-        ms_get(size, a.x, row.begin + i, a.dtype, y);
-        ms_get(size, a.gradient, row.begin + i, a.dtype, g);
+        ms_get(size, a.x, row.begin + i, a.y_dtype, y);
+        ms_get(size, a.gradient, row.begin + i, a.y_dtype, g);
         for (int k = 0; k < size.N; k++) y[k] = slope(y[k], g[k], total, a.logarithm);
         ms_put(size, a.y, row.begin + i, a.dtype, y);
     });
@@ -140,7 +141,7 @@ MS_KERNEL_FREE(softmax_columns, ms_cuda_softmax_call, 256)
         float shift = a.logarithm ? s.most + logf(s.total) : s.most, factor = 1.0f / s.total;
         for (int64_t i = begin; i < end; i += a.inner) {
             float v = spread(ms_get_one(a.x, i, a.dtype), shift, factor, a.logarithm);
-            ms_put(ms_size<1>(), a.y, i, a.dtype, &v);
+            ms_put(ms_size<1>(), a.y, i, a.y_dtype, &v);
         }
     }
 }
@@ -152,11 +153,11 @@ MS_KERNEL_FREE(softmax_backward_columns, ms_cuda_softmax_call, 256)
         int64_t begin = at / a.inner * a.n * a.inner + at % a.inner, end = begin + a.n * a.inner;
         float total = 0;
         for (int64_t i = begin; i < end; i += a.inner) {
-            float g = ms_get_one(a.gradient, i, a.dtype);
-            total += a.logarithm ? g : g * ms_get_one(a.x, i, a.dtype);
+            float g = ms_get_one(a.gradient, i, a.y_dtype);
+            total += a.logarithm ? g : g * ms_get_one(a.x, i, a.y_dtype);
         }
         for (int64_t i = begin; i < end; i += a.inner) {
-            float v = slope(ms_get_one(a.x, i, a.dtype), ms_get_one(a.gradient, i, a.dtype), total,
+            float v = slope(ms_get_one(a.x, i, a.y_dtype), ms_get_one(a.gradient, i, a.y_dtype), total,
                             a.logarithm);
             ms_put(ms_size<1>(), a.y, i, a.dtype, &v);
         }
@@ -254,13 +255,13 @@ MS_KERNEL(mse_loss, ms_cuda_mse_call, MS_WARP)
     for (int64_t part = THREAD_X; part < args.parts; part += MS_WARP) sum += args.partial[part];
     sum = ms_warp_join(sum, ms_plus());
     float loss = (float)(sum / (double)args.m.count);
-    if (THREAD_X == 0) ms_put(ms_size<1>(), args.m.loss, 0, args.m.dtype, &loss);
+    if (THREAD_X == 0) ms_put(ms_size<1>(), args.m.loss, 0, args.m.loss_dtype, &loss);
 }
 
 MS_KERNEL_FREE(mse_gradient, ms_cuda_mse_call, 256)
 {
     const ms_mse_args &m = args.m;
-    float factor = (float)(2.0 * (double)ms_get_one(m.gradient, 0, m.dtype) / (double)m.count);
+    float factor = (float)(2.0 * (double)ms_get_one(m.gradient, 0, m.loss_dtype) / (double)m.count);
     ms_walk_all(m.count, args.aligned, [&](auto size, int64_t i) {
         float a[size.N], b[size.N];
         ms_get(size, m.a, i, m.dtype, a);

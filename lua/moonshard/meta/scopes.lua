@@ -43,9 +43,12 @@
 --- ms.no_grad(function() return w:mul(2) end):requires_grad() --> false
 --- ```
 ---@field no_grad fun(f: function)   operators inside f are not recorded for backward
---- Matrix products, convolution-like operators and attention inside f compute in dtype and
---- accumulate in f32. Norms, softmax, losses and reductions stay in f32. Weights stay f32; their
---- casts are cached until the end of the step.
+--- Inside f tensors of f32 and of dtype may be mixed, and results have the dtypes of PyTorch's
+--- autocast on CUDA. Matrix products, convolutions and attention compute in dtype, accumulate in
+--- f32 and give dtype; so do norms, which compute in f32 (PyTorch's give f32). Exponentials,
+--- logarithms, powers, softmax, sums and losses give f32. Other operators give f32 if an operand is
+--- f32. In place a tensor keeps its dtype. Weights stay f32, and their gradients are never rounded;
+--- their casts are kept until the end of the step.
 --- ```lua
 --- local a, b = ms.full(1.001, { 1, 1 }), ms.full(100, { 1, 1 })
 --- a:matmul(b) --> { { 100.1 } }

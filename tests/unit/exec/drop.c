@@ -814,7 +814,7 @@ static void a_cached_cast_serves_the_next_forward_after_a_refill(void **state)
     (void)state;
     layer l = make_layer();
     ms_tensor *cast = l.full->cast, *again = NULL;
-    float want[16], got[16];
+    uint16_t want[16], got[16]; /* bf16 */
     OK(ms_tensor_read(l.y, want, sizeof want));
     reshard(l.full);
     assert_int_equal(apply(l.engine, &ms_op_linear, l.x, l.full, &again), MS_ERROR_STATE);

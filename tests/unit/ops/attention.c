@@ -102,7 +102,7 @@ static void test_attention_autocast(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         if (ranges_are_short() && cases[i].queries > 100) continue;
         check c = attention_of(MS_F32, cases[i], i % 2 == 0 ? PLAIN : SPREAD);
-        c.autocast = MS_BF16;
+        set_autocast(&c, MS_BF16);
         c.tolerance = 1e-2;
         run_check(&c);
     }
@@ -134,7 +134,7 @@ static void run_packed(ms_dtype dtype, sizes s, double *positions, int layout, m
                          .shape = { s.batches, s.queries },
                          .layout = layout,
                          .values = positions };
-    c.autocast = autocast;
+    set_autocast(&c, autocast);
     if (autocast != MS_F32) c.tolerance = 1e-2;
     run_check(&c);
     free(positions);
@@ -191,7 +191,7 @@ static void run_window(ms_dtype dtype, sizes s, int64_t window, int layout, ms_d
 {
     check c = attention_of(dtype, s, layout);
     c.attributes.attention.window = window;
-    c.autocast = autocast;
+    set_autocast(&c, autocast);
     if (autocast != MS_F32) c.tolerance = 1e-2;
     run_check(&c);
 }

@@ -73,7 +73,7 @@ static void counts_are(check c, uint64_t cudnn, uint64_t own)
 static check of(ms_dtype dtype, ms_dtype autocast, sizes s, int layout)
 {
     check c = attention_of(dtype, s, layout);
-    c.autocast = autocast;
+    set_autocast(&c, autocast);
     c.tolerance = 1e-2;
     return c;
 }

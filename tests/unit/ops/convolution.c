@@ -80,7 +80,7 @@ static check check_of(const sizes *s, ms_dtype dtype, int layout, bool bias)
 static void run(sizes s, ms_dtype dtype, int layout, bool bias, ms_dtype autocast)
 {
     check c = check_of(&s, dtype, layout, bias);
-    c.autocast = autocast;
+    set_autocast(&c, autocast);
     /* Operands are rounded to bf16, and some sums have few terms. */
     if (autocast == MS_BF16) c.tolerance = 8e-3;
     run_check(&c);

@@ -82,11 +82,11 @@ static void test_linear_half_and_autocast(void **state)
         check t = linear_of(&ms_op_linear_t, dtype, 3, 10, 6, true);
         run_check(&t);
         check cast = linear_of(&ms_op_linear_t, MS_F32, 16, 32, 48, true);
-        cast.autocast = dtype;
+        set_autocast(&cast, dtype);
         cast.tolerance = dtype == MS_BF16 ? 1e-2 : 1.5e-3;
         run_check(&cast);
         cast = linear_of(&ms_op_linear, MS_F32, 3, 10, 6, true);
-        cast.autocast = dtype;
+        set_autocast(&cast, dtype);
         cast.tolerance = dtype == MS_BF16 ? 1e-2 : 1.5e-3;
         cast.attributes.linear.activation = MS_ACTIVATION_GELU;
         run_check(&cast);
@@ -240,10 +240,10 @@ static void test_lack_of_memory(void **state)
 {
     (void)state;
     check linear = linear_of(&ms_op_linear, MS_F32, 8, 16, 32, true);
-    linear.autocast = MS_F16;
+    set_autocast(&linear, MS_F16);
     linear.attributes.linear.activation = MS_ACTIVATION_GELU;
     check_lack_of_memory(&linear);
-    linear.autocast = MS_BF16;
+    set_autocast(&linear, MS_BF16);
     check_lack_of_memory(&linear);
 }
 

@@ -149,7 +149,7 @@ static void test_matmul_autocast(void **state)
     for (ms_dtype dtype = MS_F16; dtype <= MS_BF16; dtype++) {
         check c = matmul_of(MS_F32, (operand)SHAPE(2, 16, 32), (operand)SHAPE(32, 48),
                             (operand)SHAPE(2, 16, 48));
-        c.autocast = dtype;
+        set_autocast(&c, dtype);
         /* Both operands are rounded before they are multiplied. */
         c.tolerance = dtype == MS_BF16 ? 1e-2 : 1.5e-3;
         run_check(&c);

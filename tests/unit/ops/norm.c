@@ -32,8 +32,8 @@ static void norm_reference(const check *c)
     free(s);
 }
 
-static void run_norm(const ms_op *op, ms_dtype dtype, int64_t rows, int64_t width, bool weight,
-                     bool bias, int layout)
+static check norms(const ms_op *op, ms_dtype dtype, int64_t rows, int64_t width, bool weight,
+                   bool bias, int layout)
 {
     bool fused = op == &ms_op_add_layer_norm || op == &ms_op_add_rms_norm,
          centered = op == &ms_op_layer_norm || op == &ms_op_add_layer_norm;
@@ -53,6 +53,13 @@ static void run_norm(const ms_op *op, ms_dtype dtype, int64_t rows, int64_t widt
     c.outs = fused ? 2 : 1;
     c.out[0] = c.out[1] = x;
     c.out[0].layout = c.out[1].layout = PLAIN;
+    return c;
+}
+
+static void run_norm(const ms_op *op, ms_dtype dtype, int64_t rows, int64_t width, bool weight,
+                     bool bias, int layout)
+{
+    check c = norms(op, dtype, rows, width, weight, bias, layout);
     run_check(&c);
 }
 
@@ -103,6 +110,37 @@ static void test_half_dtypes(void **state)
     run_norm(&ms_op_add_rms_norm, MS_BF16, 3, 23, true, false, PLAIN);
 }
 
+/* Under autocast: an f32 stream whose normalized rows have 16 bits, with a change of 16 bits or of
+ * f32 and weights of either; a stream of 16 bits with f32 weights. */
+static void test_autocast(void **state)
+{
+    (void)state;
+    static const struct {
+        ms_dtype x, residual, weight, autocast;
+    } cases[] = {
+        { MS_F32, MS_F32, MS_F32, MS_BF16 },   { MS_BF16, MS_F32, MS_F32, MS_BF16 },
+        { MS_F32, MS_BF16, MS_F32, MS_BF16 },  { MS_BF16, MS_BF16, MS_F32, MS_BF16 },
+        { MS_BF16, MS_F32, MS_BF16, MS_BF16 }, { MS_F16, MS_F32, MS_F32, MS_F16 },
+        { MS_F32, MS_F32, MS_F16, MS_F16 },
+    };
+    static const ms_op *const ops[] = { &ms_op_layer_norm, &ms_op_rms_norm, &ms_op_add_layer_norm,
+                                        &ms_op_add_rms_norm };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int op = 0; op < 4; op++) {
+            check c = norms(ops[op], cases[i].x, 5, i % 2 ? 40 : 23, true, op % 2 == 0,
+                            i == 2 ? SPREAD : PLAIN);
+            bool fused = op >= 2;
+            if (fused) c.in[1].dtype = cases[i].residual;
+            for (uint32_t k = fused ? 2 : 1; k < c.ins; k++) c.in[k].dtype = cases[i].weight;
+            bool wide = cases[i].x == MS_F32 || cases[i].residual == MS_F32;
+            c.autocast = cases[i].autocast;
+            c.out[0].dtype = wide ? MS_F32 : cases[i].autocast;
+            c.out[c.outs - 1].dtype = cases[i].autocast;
+            c.tolerance = cases[i].autocast == MS_BF16 ? 8e-3 : 2e-3;
+            run_check(&c);
+        }
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -137,10 +175,10 @@ static void test_lack_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forms),          cmocka_unit_test(test_strided_inputs),
-        cmocka_unit_test(test_many_rows),      cmocka_unit_test(test_half_dtypes),
-        cmocka_unit_test(test_wide_rows),      cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_lack_of_memory),
+        cmocka_unit_test(test_forms),       cmocka_unit_test(test_strided_inputs),
+        cmocka_unit_test(test_many_rows),   cmocka_unit_test(test_autocast),
+        cmocka_unit_test(test_half_dtypes), cmocka_unit_test(test_wide_rows),
+        cmocka_unit_test(test_refusals),    cmocka_unit_test(test_lack_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

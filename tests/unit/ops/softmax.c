@@ -26,7 +26,8 @@ static void softmax_reference(const check *c)
     }
 }
 
-static void run_softmax(const ms_op *op, ms_dtype dtype, operand x, int32_t dim, int layout)
+static void run_softmax_under(ms_dtype autocast, const ms_op *op, ms_dtype dtype, operand x,
+                              int32_t dim, int layout)
 {
     check c = {
         .op = op, .attributes.dim.a = dim, .ins = 1, .outs = 1, .reference = softmax_reference
@@ -37,7 +38,13 @@ static void run_softmax(const ms_op *op, ms_dtype dtype, operand x, int32_t dim,
     c.out[0] = x;
     x.layout = layout;
     c.in[0] = x;
+    c.autocast = autocast;
+    if (autocast != MS_F32) c.out[0].dtype = MS_F32;
     run_check(&c);
+}
+static void run_softmax(const ms_op *op, ms_dtype dtype, operand x, int32_t dim, int layout)
+{
+    run_softmax_under(MS_F32, op, dtype, x, dim, layout);
 }
 
 #define SHAPE(...)                                                                           \
@@ -65,6 +72,11 @@ static void test_softmax(void **state)
         /* A device may give one row to more threads than a narrow one gets. */
         run_softmax(ops[i], MS_F32, SHAPE(1, 1031), -1, PLAIN);
         run_softmax(ops[i], MS_BF16, SHAPE(2, 1029), -1, PLAIN);
+        /* f32 of 16 bits, and gradients of 16 bits. */
+        run_softmax_under(MS_BF16, ops[i], MS_BF16, SHAPE(3, 5, 19), -1, PLAIN);
+        run_softmax_under(MS_BF16, ops[i], MS_BF16, SHAPE(3, 5, 19), 1, SWAPPED);
+        run_softmax_under(MS_F16, ops[i], MS_F16, SHAPE(9, 40), -1, PLAIN);
+        run_softmax_under(MS_BF16, ops[i], MS_BF16, SHAPE(2, 1029), -1, PLAIN);
     }
 }
 
@@ -293,9 +305,12 @@ static void test_mse_loss(void **state)
         ms_dtype dtype;
         int64_t rows;
         int layout;
+        ms_dtype second, autocast;
     } cases[] = {
-        { MS_F32, 3, PLAIN },  { MS_F32, 3, SWAPPED }, { MS_F32, 900, PLAIN },
-        { MS_BF16, 3, PLAIN }, { MS_F16, 5, SPREAD },
+        { MS_F32, 3, PLAIN, MS_F32, MS_F32 },     { MS_F32, 3, SWAPPED, MS_F32, MS_F32 },
+        { MS_F32, 900, PLAIN, MS_F32, MS_F32 },   { MS_BF16, 3, PLAIN, MS_BF16, MS_F32 },
+        { MS_F16, 5, SPREAD, MS_F16, MS_F32 },    { MS_BF16, 5, PLAIN, MS_BF16, MS_BF16 },
+        { MS_BF16, 5, SWAPPED, MS_F32, MS_BF16 }, { MS_F32, 8, PLAIN, MS_F16, MS_F16 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         operand x = { .dtype = cases[i].dtype,
@@ -307,7 +322,10 @@ static void test_mse_loss(void **state)
                     .ins = 2,
                     .out = { { .dtype = cases[i].dtype } },
                     .outs = 1,
-                    .reference = mse_reference };
+                    .reference = mse_reference,
+                    .autocast = cases[i].autocast };
+        c.in[1].dtype = cases[i].second;
+        if (c.autocast != MS_F32) c.out[0].dtype = MS_F32;
         run_check(&c);
     }
     ms_engine *engine = engine_with(1, NULL);

@@ -450,24 +450,27 @@ static void gradient(bool pairs, const ms_score_block *b, float *change, const f
 }
 
 /* Rows are in any float dtype; sums are f32. The products are of the incoming gradient and of the
- * saved output, which is f32. */
-MS_VECTOR void row_dots_as(const ms_dtype D, int64_t rows, int64_t width, const char *a,
-                           int64_t a_row, const float *b, int64_t b_row, float *offset)
+ * saved output, or of keys and a query in f32. */
+MS_VECTOR void row_dots_as(const ms_dtype A, const ms_dtype B, int64_t rows, int64_t width,
+                           const char *a, int64_t a_row, const char *b, int64_t b_row,
+                           float *offset)
 {
-    const int64_t item = D == MS_F32 ? 4 : 2;
-    for (int64_t row = 0; row < rows; row++, a += a_row * item, b += b_row) {
+    const int64_t a_item = A == MS_F32 ? 4 : 2, b_item = B == MS_F32 ? 4 : 2;
+    for (int64_t row = 0; row < rows; row++, a += a_row * a_item, b += b_row * b_item) {
         ms_vf total = ms_v_splat(0.0f);
         for (int64_t k = 0; k < width; k += MS_LANES)
-            total += row_part(D, a, k, width) * row_part(MS_F32, (const char *)b, k, width);
+            total += row_part(A, a, k, width) * row_part(B, b, k, width);
         offset[row] = ms_v_sum(total);
     }
 }
 
 /* The rows of a head are far apart in memory, so a_row and b_row are distances in elements. */
-static void row_dots(ms_dtype dtype, int64_t rows, int64_t width, const void *a, int64_t a_row,
-                     const float *b, int64_t b_row, float *offset)
+static void row_dots(ms_dtype dtype, ms_dtype b_dtype, int64_t rows, int64_t width, const void *a,
+                     int64_t a_row, const void *b, int64_t b_row, float *offset)
 {
-    MS_ROW_SWITCH(dtype, row_dots_as(D, rows, width, a, a_row, b, b_row, offset));
+    if (b_dtype == MS_F32)
+        MS_ROW_SWITCH(dtype, row_dots_as(D, MS_F32, rows, width, a, a_row, b, b_row, offset));
+    else MS_ROW_SWITCH(dtype, row_dots_as(D, D, rows, width, a, a_row, b, b_row, offset));
 }
 
 /* ---------------------------------------------------------------- one query */

@@ -52,15 +52,15 @@ MS_VECTOR ms_vf spread_lanes(ms_vf v, float shift, float factor, bool logarithm)
 /* The pass that writes: the exponentials are computed a second time, which costs less than to store
  * them in f32 between the passes. Each vector is read before its place is written, so out may be
  * the row. */
-MS_VECTOR void row_spread(const ms_dtype D, const void *row, size_t n, float shift, float factor,
-                          bool logarithm, void *out)
+MS_VECTOR void row_spread(const ms_dtype D, const ms_dtype Y, const void *row, size_t n,
+                          float shift, float factor, bool logarithm, void *out)
 {
     size_t i = 0;
     for (; i + MS_LANES <= n; i += MS_LANES)
-        ms_row_put(D, out, i, spread_lanes(ms_row_get(D, row, i), shift, factor, logarithm));
+        ms_row_put(Y, out, i, spread_lanes(ms_row_get(D, row, i), shift, factor, logarithm));
     if (i < n)
         ms_row_put_part(
-            D, out, i, n,
+            Y, out, i, n,
             spread_lanes(ms_row_get_part(D, row, i, n, LEAST), shift, factor, logarithm));
 }
 
@@ -69,29 +69,30 @@ MS_VECTOR void row_spread(const ms_dtype D, const void *row, size_t n, float shi
 /* Three passes over a row that is in cache after the first. The log-softmax subtracts the logarithm
  * of the sum and never takes the logarithm of a rounded quotient, which could be 0. An element
  * costs two exponentials and one read from memory. */
-MS_VECTOR void forward_row(const ms_dtype D, const ms_softmax_args *a, const void *x, void *y)
+MS_VECTOR void forward_row(const ms_dtype D, const ms_dtype Y, const ms_softmax_args *a,
+                           const void *x, void *y)
 {
     size_t n = (size_t)a->n;
     /* The order of the passes is fixed: each needs the result of the one before. */
     float most = row_max(D, x, n);
     float total = row_exp_sum(D, x, n, most);
     /* The logarithm of the sum joins the shift, so both cases are one pass over the row. */
-    if (a->logarithm) row_spread(D, x, n, most + one_log(total), 1.0f, true, y);
-    else row_spread(D, x, n, most, 1.0f / total, false, y);
+    if (a->logarithm) row_spread(D, Y, x, n, most + one_log(total), 1.0f, true, y);
+    else row_spread(D, Y, x, n, most, 1.0f / total, false, y);
 }
 
 /* Sum over the row of gradient (log-softmax) or gradient * y (softmax). In f32 and in an order that
  * depends on MS_LANES: the last bits may differ between instruction sets. */
-MS_VECTOR float backward_sum(const ms_dtype D, const void *y, const void *g, size_t n,
+MS_VECTOR float backward_sum(const ms_dtype Y, const void *y, const void *g, size_t n,
                              bool logarithm)
 {
     size_t i = 0;
     ms_vf total = ms_v_splat(0.0f);
     for (; i + MS_LANES <= n; i += MS_LANES)
-        total += logarithm ? ms_row_get(D, g, i) : ms_row_get(D, g, i) * ms_row_get(D, y, i);
+        total += logarithm ? ms_row_get(Y, g, i) : ms_row_get(Y, g, i) * ms_row_get(Y, y, i);
     if (i < n) {
-        ms_vf v = ms_row_get_part(D, g, i, n, 0.0f);
-        total += logarithm ? v : v * ms_row_get_part(D, y, i, n, 0.0f);
+        ms_vf v = ms_row_get_part(Y, g, i, n, 0.0f);
+        total += logarithm ? v : v * ms_row_get_part(Y, y, i, n, 0.0f);
     }
     return ms_v_sum(total);
 }
@@ -105,19 +106,19 @@ MS_VECTOR ms_vf backward_lanes(ms_vf y, ms_vf g, ms_vf total, bool logarithm)
 
 /* Two passes over y and g: the sum must be complete before the first gradient can be written. The
  * second pass finds the row in a cache. */
-MS_VECTOR void backward_row(const ms_dtype D, const ms_softmax_args *a, const void *y,
-                            const void *g, void *dx)
+MS_VECTOR void backward_row(const ms_dtype D, const ms_dtype Y, const ms_softmax_args *a,
+                            const void *y, const void *g, void *dx)
 {
     size_t n = (size_t)a->n, i = 0;
     /* The sum must be known before the first gradient is, hence the pass of its own. */
-    ms_vf total = ms_v_splat(backward_sum(D, y, g, n, a->logarithm));
+    ms_vf total = ms_v_splat(backward_sum(Y, y, g, n, a->logarithm));
     for (; i + MS_LANES <= n; i += MS_LANES)
         ms_row_put(D, dx, i,
-                   backward_lanes(ms_row_get(D, y, i), ms_row_get(D, g, i), total, a->logarithm));
+                   backward_lanes(ms_row_get(Y, y, i), ms_row_get(Y, g, i), total, a->logarithm));
     if (i < n)
         ms_row_put_part(D, dx, i, n,
-                        backward_lanes(ms_row_get_part(D, y, i, n, 0.0f),
-                                       ms_row_get_part(D, g, i, n, 0.0f), total, a->logarithm));
+                        backward_lanes(ms_row_get_part(Y, y, i, n, 0.0f),
+                                       ms_row_get_part(Y, g, i, n, 0.0f), total, a->logarithm));
 }
 
 /* ------------------------------------------------ softmax, other dimensions */
@@ -142,8 +143,8 @@ MS_VECTOR void column_put(const ms_dtype D, void *at, size_t row, size_t lane, s
 /* Each lane computes the softmax of its column, so nothing is added across lanes. Its three passes
  * walk n rows at a distance of `inner` elements; if those lines do not stay in a cache, each pass
  * reads them from memory again. */
-MS_VECTOR void forward_columns(const ms_dtype D, const ms_softmax_args *a, const void *x, void *y,
-                               size_t lane)
+MS_VECTOR void forward_columns(const ms_dtype D, const ms_dtype Y, const ms_softmax_args *a,
+                               const void *x, void *y, size_t lane)
 {
     size_t n = (size_t)a->n, inner = (size_t)a->inner;
     ms_vf most = ms_v_splat(LEAST), total = ms_v_splat(0.0f);
@@ -154,66 +155,75 @@ MS_VECTOR void forward_columns(const ms_dtype D, const ms_softmax_args *a, const
     ms_vf shift = a->logarithm ? most + ms_v_log(total) : most, factor = 1.0f / total;
     for (size_t i = 0; i < n; i++) {
         ms_vf v = column_get(D, x, i, lane, inner) - shift;
-        column_put(D, y, i, lane, inner, a->logarithm ? v : ms_v_exp_normal(v) * factor);
+        column_put(Y, y, i, lane, inner, a->logarithm ? v : ms_v_exp_normal(v) * factor);
     }
 }
 
 /* The same formulas as backward_row, with a sum for each lane. */
-MS_VECTOR void backward_columns(const ms_dtype D, const ms_softmax_args *a, const void *y,
-                                const void *g, void *dx, size_t lane)
+MS_VECTOR void backward_columns(const ms_dtype D, const ms_dtype Y, const ms_softmax_args *a,
+                                const void *y, const void *g, void *dx, size_t lane)
 {
     size_t n = (size_t)a->n, inner = (size_t)a->inner;
     ms_vf total = ms_v_splat(0.0f);
     for (size_t i = 0; i < n; i++) {
-        ms_vf v = column_get(D, g, i, lane, inner);
-        total += a->logarithm ? v : v * column_get(D, y, i, lane, inner);
+        ms_vf v = column_get(Y, g, i, lane, inner);
+        total += a->logarithm ? v : v * column_get(Y, y, i, lane, inner);
     }
     for (size_t i = 0; i < n; i++)
         column_put(D, dx, i, lane, inner,
-                   backward_lanes(column_get(D, y, i, lane, inner),
-                                  column_get(D, g, i, lane, inner), total, a->logarithm));
+                   backward_lanes(column_get(Y, y, i, lane, inner),
+                                  column_get(Y, g, i, lane, inner), total, a->logarithm));
+}
+
+MS_VECTOR size_t bytes_of(const ms_dtype D, const ms_softmax_args *a, int64_t outer)
+{
+    return (size_t)outer * (size_t)a->n * (size_t)a->inner * (D == MS_F32 ? 4 : 2);
 }
 
 /* A softmax over the last dimension (inner is 1) runs along memory and takes the kernel for rows;
  * all others take neighbouring columns. */
-MS_VECTOR void forward_all(const ms_dtype D, const ms_softmax_args *a, int64_t begin, int64_t end)
+MS_VECTOR void forward_all(const ms_dtype D, const ms_dtype Y, const ms_softmax_args *a,
+                           int64_t begin, int64_t end)
 {
-    size_t bytes = (size_t)a->n * (size_t)a->inner * (D == MS_F32 ? 4 : 2);
     for (int64_t outer = begin; outer < end; outer++) {
-        const char *x = (const char *)a->x + (size_t)outer * bytes;
-        char *y = (char *)a->y + (size_t)outer * bytes;
+        const char *x = (const char *)a->x + bytes_of(D, a, outer);
+        char *y = (char *)a->y + bytes_of(Y, a, outer);
         /* The last block of lanes may be partly empty; column_get fills it with zeros. */
-        if (a->inner == 1) forward_row(D, a, x, y);
+        if (a->inner == 1) forward_row(D, Y, a, x, y);
         else
             for (size_t lane = 0; lane < (size_t)a->inner; lane += MS_LANES)
-                forward_columns(D, a, x, y, lane);
+                forward_columns(D, Y, a, x, y, lane);
     }
 }
 
 /* args->x is the result of forward here, and args->y the gradient that is written. */
-MS_VECTOR void backward_all(const ms_dtype D, const ms_softmax_args *a, int64_t begin, int64_t end)
+MS_VECTOR void backward_all(const ms_dtype D, const ms_dtype Y, const ms_softmax_args *a,
+                            int64_t begin, int64_t end)
 {
-    size_t bytes = (size_t)a->n * (size_t)a->inner * (D == MS_F32 ? 4 : 2);
     for (int64_t outer = begin; outer < end; outer++) {
-        size_t at = (size_t)outer * bytes;
+        size_t at = bytes_of(Y, a, outer);
         const char *y = (const char *)a->x + at, *g = (const char *)a->gradient + at;
-        char *dx = (char *)a->y + at;
-        if (a->inner == 1) backward_row(D, a, y, g, dx);
+        char *dx = (char *)a->y + bytes_of(D, a, outer);
+        if (a->inner == 1) backward_row(D, Y, a, y, g, dx);
         else
             for (size_t lane = 0; lane < (size_t)a->inner; lane += MS_LANES)
-                backward_columns(D, a, y, g, dx, lane);
+                backward_columns(D, Y, a, y, g, dx, lane);
     }
 }
 
-/* The dtype is chosen once for all rows of a tile; D is a constant in the loops. */
+/* The dtypes are chosen once for all rows of a tile; they are constants in the loops. */
 static void forward(const ms_softmax_args *args, int64_t begin, int64_t end)
 {
-    MS_ROW_SWITCH(args->dtype, forward_all(D, args, begin, end));
+    if (args->y_dtype == MS_F32)
+        MS_ROW_SWITCH(args->dtype, forward_all(D, MS_F32, args, begin, end));
+    else MS_ROW_SWITCH(args->dtype, forward_all(D, D, args, begin, end));
 }
 
 static void backward(const ms_softmax_args *args, int64_t begin, int64_t end)
 {
-    MS_ROW_SWITCH(args->dtype, backward_all(D, args, begin, end));
+    if (args->y_dtype == MS_F32)
+        MS_ROW_SWITCH(args->dtype, backward_all(D, MS_F32, args, begin, end));
+    else MS_ROW_SWITCH(args->dtype, backward_all(D, D, args, begin, end));
 }
 
 /* ------------------------------------------------------------ cross entropy */
@@ -237,7 +247,7 @@ static float log_sum(ms_dtype dtype, const void *row, int64_t n)
 /* May write in place: each vector is read before it is written. */
 static void spread(ms_dtype dtype, const void *row, int64_t n, float shift, float factor, void *out)
 {
-    MS_ROW_SWITCH(dtype, row_spread(D, row, (size_t)n, shift, factor, false, out));
+    MS_ROW_SWITCH(dtype, row_spread(D, D, row, (size_t)n, shift, factor, false, out));
 }
 
 /* ------------------------------------------------------------ squared error */

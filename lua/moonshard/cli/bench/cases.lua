@@ -554,7 +554,8 @@ local function attention(list, s, m)
     end)
     local function gradient(how)
       local joined, f = parts()
-      local g = core.randn { s.batch, s.length, s.heads, width, seed = 2, dtype = dtype }
+      -- Under autocast the result has 16 bits, too.
+      local g = core.randn { s.batch, s.length, s.heads, width, seed = 2, dtype = s.dtype }
       return product(2.5 * flops, backward(nil, { joined },
         function() return core.attention(how, f) end, g:transpose(2, 3)))
     end

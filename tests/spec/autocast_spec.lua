@@ -1,0 +1,187 @@
+-- Dtypes of results and gradients under autocast: those of PyTorch's table for CUDA
+-- (tests/golden/autocast), and the values of the same operator in f32.
+local ms = require "moonshard"
+
+local here <const> = os.getenv "MOONSHARD_SOURCE" .. "/tests/golden/autocast/table.tsv"
+
+-- What the engine gives instead, by operator, and why.
+local function last_is_16(dtypes)
+  dtypes[#dtypes] = "16"
+  return dtypes
+end
+local DEVIATIONS <const> = {
+  -- Products read what norms give: PyTorch casts it in a pass of its own.
+  layer_norm = last_is_16, rms_norm = last_is_16, add_layer_norm = last_is_16,
+  add_rms_norm = last_is_16,
+  -- PyTorch refuses operands of two dtypes here, but takes them in other elementwise operators.
+  lerp = function(_, operands) return { operands:find "32" and "32" or "16" } end,
+  scatter = function(_, operands) return { operands:find "32" and "32" or "16" } end,
+}
+-- Operands that are refused. The kernels of norms read weight and bias with one dtype.
+local function two_scales(operands)
+  local weight, bias = operands:match "(%d+) (%d+)$"
+  return weight ~= bias
+end
+local REFUSED <const> = { layer_norm = two_scales, add_layer_norm = two_scales }
+
+local function rows() return ms.tensor({ 0, 1, 2, 0 }, "i64") end
+local function positions() return ms.zeros { 4, 8, dtype = "i64" } + rows():view(4, 1) end
+local function mask() return ms.tensor({ 1., 0, 1, 0, 1, 1, 0, 0 }):ne(0) end
+
+-- Shapes of the float operands, and the operator.
+local ONE <const>, TWO <const>, THREE <const> = { { 4, 8 } }, { { 4, 8 }, { 4, 8 } },
+  { { 4, 8 }, { 4, 8 }, { 4, 8 } }
+local IMAGE <const>, HEADS <const> = { { 1, 2, 4, 4 } }, { 2, 2, 4, 8 }
+local CASES <const> = {
+  neg = { ONE, function(a) return -a end },
+  gelu_erf = { ONE, function(a) return a:gelu "erf" end },
+  pow = { ONE, function(a) return a ^ 3 end },
+  clamp = { ONE, function(a) return a:clamp(-0.5, 1) end },
+  add_scalar = { ONE, function(a) return a + 2 end },
+  mul_scalar = { ONE, function(a) return a * 2 end },
+  div_scalar = { ONE, function(a) return a / 2 end },
+  rsub_scalar = { ONE, function(a) return 2 - a end },
+  rdiv_scalar = { ONE, function(a) return 2 / a end },
+  maximum_scalar = { ONE, function(a) return a:maximum(0.5) end },
+  minimum_scalar = { ONE, function(a) return a:minimum(0.5) end },
+  gt_scalar = { ONE, function(a) return a:gt(0.5) end },
+  add = { TWO, function(a, b) return a + b end },
+  sub = { TWO, function(a, b) return a - b end },
+  mul = { TWO, function(a, b) return a * b end },
+  div = { TWO, function(a, b) return a / b end },
+  maximum = { TWO, function(a, b) return a:maximum(b) end },
+  minimum = { TWO, function(a, b) return a:minimum(b) end },
+  swiglu = { TWO, function(a, b) return a:swiglu(b) end },
+  lt = { TWO, function(a, b) return a:lt(b) end },
+  lerp = { THREE, function(a, b, c) return a:lerp(b, c) end },
+  addcmul = { THREE, function(a, b, c) return a:addcmul(b, c) end },
+  addcdiv = { THREE, function(a, b, c) return a:addcdiv(b, c) end },
+  where = { TWO, function(a, b) return ms.where(mask(), a, b) end },
+  masked_fill = { ONE, function(a) return a:masked_fill(mask(), 2) end },
+  add_ = { TWO, function(a, b) return a:clone():add_(b) end },
+  exp_ = { ONE, function(a) return a:clone():exp_() end },
+  copy_ = { TWO, function(a, b) return a:clone():copy_(b) end },
+  cat = { TWO, function(a, b) return ms.cat { a, b } end },
+  stack = { TWO, function(a, b) return ms.stack { a, b } end },
+  view = { ONE, function(a) return a:view(8, 4) end },
+  sum = { ONE, function(a) return a:sum(2) end },
+  mean = { ONE, function(a) return a:mean(2) end },
+  max = { ONE, function(a) return a:max(2) end },
+  argmax = { ONE, function(a) return a:argmax(2) end },
+  cumsum = { ONE, function(a) return a:cumsum(2) end },
+  dot = { { { 8 }, { 8 } }, function(a, b) return a:dot(b) end },
+  topk = { ONE, function(a) return (a:topk(2)) end },
+  gather = { ONE, function(a) return a:gather(1, positions()) end },
+  index_select = { ONE, function(a) return a:index_select(1, rows()) end },
+  scatter = { TWO, function(a, b)
+    return a:scatter(1, ms.tensor({ 3, 1, 0, 2 }, "i64"):view(4, 1):expand(4, 8), b)
+  end },
+  scatter_add = { TWO, function(a, b) return a:scatter_add(1, positions(), b) end },
+  matmul = { { { 4, 8 }, { 8, 4 } }, function(a, b) return a:matmul(b) end },
+  linear = { { { 4, 8 }, { 4, 8 }, { 4 } }, function(x, w, b) return x:linear(w, b) end },
+  linear_t = { { { 4, 8 }, { 8, 4 }, { 4 } }, function(x, w, b) return x:linear_t(w, b) end },
+  conv2d = { { { 1, 2, 5, 5 }, { 3, 2, 3, 3 }, { 3 } },
+    function(x, w, b) return x:conv2d(w, b) end },
+  max_pool2d = { IMAGE, function(a) return a:max_pool2d(2) end },
+  avg_pool2d = { IMAGE, function(a) return a:avg_pool2d(2) end },
+  layer_norm = { { { 4, 8 }, { 8 }, { 8 } }, function(x, w, b) return x:layer_norm(w, b) end },
+  rms_norm = { { { 4, 8 }, { 8 } }, function(x, w) return x:rms_norm(w) end },
+  add_layer_norm = { { { 4, 8 }, { 4, 8 }, { 8 }, { 8 } },
+    function(x, r, w, b) return x:add_layer_norm(r, w, b) end },
+  add_rms_norm = { { { 4, 8 }, { 4, 8 }, { 8 } },
+    function(x, r, w) return x:add_rms_norm(r, w) end },
+  softmax = { ONE, function(a) return a:softmax() end },
+  cross_entropy = { ONE, function(a) return a:cross_entropy(rows()) end },
+  mse_loss = { TWO, function(a, b) return a:mse_loss(b) end },
+  attention = { { HEADS, HEADS, HEADS }, function(q, k, v) return q:attention(k, v) end },
+  rotary = { { HEADS }, function(x) return x:rotary() end },
+  embedding = { ONE, function(w) return rows():embedding(w) end },
+  dropout = { ONE, function(a) return a:dropout(0) end },
+}
+-- The others take one tensor and have the name of a method.
+local function case_of(name)
+  return CASES[name] or { ONE, function(a) return a[name](a) end }
+end
+
+-- Operands by their dtypes; positive, so that each operator has values. In f32 they have the values
+-- of 16 bits, so that results can be compared.
+local function operands_of(shapes, dtypes, low, widened)
+  local list, seed = {}, 0
+  for word in dtypes:gmatch "%d+" do
+    seed = seed + 1
+    local shape = { table.unpack(shapes[seed]) }
+    shape.seed = seed
+    local values = (ms.rand(shape) + 0.25):to(low)
+    if word == "32" or widened then values = values:to "f32" end
+    list[seed] = values:requires_grad_()
+  end
+  return list
+end
+
+local function words(text)
+  local list = {}
+  for word in text:gmatch "%S+" do list[#list + 1] = word end
+  return list
+end
+
+-- Results of an operator, the float ones, and gradients of a sum of them weighted at random.
+local function run(case, list, autocast)
+  local results
+  local function forward() results = { case[2](table.unpack(list)) } end
+  if autocast then ms.autocast(autocast, forward) else forward() end
+  local loss
+  for i, result in ipairs(results) do
+    if result:requires_grad() then
+      local shape = result:shape()
+      shape.seed = 100 + i
+      local part = (result:to "f32" * ms.randn(shape)):sum()
+      loss = loss and loss + part or part
+    end
+  end
+  if loss then loss:backward() end
+  return results
+end
+
+local function near(what, expected, got, bound)
+  local scale = math.max(1, expected:to "f32":abs():max():item())
+  local error = (expected:to "f32" - got:to "f32"):abs():max():item()
+  assert.is_true(error <= bound * scale, ("%s: off by %g"):format(what, error / scale))
+end
+
+local DTYPE <const> = { f32 = "32", bf16 = "16", f16 = "16" }
+
+describe("under autocast", function()
+  for line in io.lines(here) do
+    local name, dtypes, told = line:match "^(%S+)\t([%d ]+)\t(.*)$"
+    it(("%s of %s gives the peer's dtypes"):format(name, dtypes), function()
+      local case = case_of(name)
+      -- bf16 has 8 bits, f16 11; operands, sums and results are rounded.
+      for low, bound in pairs { bf16 = 3e-2, f16 = 4e-3 } do
+        local list = operands_of(case[1], dtypes, low)
+        if REFUSED[name] and REFUSED[name](dtypes) then
+          assert.has_error(function() run(case, list, low) end)
+          goto next
+        end
+        local results = run(case, list, low)
+        local expected = words(told)
+        if DEVIATIONS[name] then expected = DEVIATIONS[name](expected, dtypes) end
+        local exact = operands_of(case[1], dtypes, low, true)
+        local plain = run(case, exact)
+        for i, result in ipairs(results) do
+          assert.equal(expected[i], DTYPE[result:dtype()] or "-")
+          if DTYPE[result:dtype()] then near(name, plain[i], result, bound) end
+        end
+        for i, operand in ipairs(list) do
+          assert.equal(DTYPE[operand:dtype()], words(dtypes)[i])
+          if operand:grad() then
+            assert.equal(operand:dtype(), operand:grad():dtype())
+            near(name .. ", gradient " .. i, exact[i]:grad(), operand:grad(), bound)
+          else
+            assert.is_nil(exact[i]:grad())
+          end
+        end
+        ::next::
+      end
+    end)
+  end
+end)
