@@ -133,6 +133,19 @@ static int linear(lua_State *L)
     return ms_lua_apply(L, ms_lua_own_op(L), &attributes, false, inputs, inputs[2] ? 3 : 2);
 }
 
+/* x:mlp(first weight, second weight, first bias?, second bias?), and mlp_t with weights [in, out].
+ */
+static int mlp(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_tensor *inputs[] = { ms_lua_tensor(L, 1), ms_lua_tensor(L, 2), ms_lua_tensor(L, 3),
+                            ms_lua_optional_tensor(L, 4), ms_lua_optional_tensor(L, 5) };
+    return ms_lua_apply(L, ms_lua_own_op(L), NULL, false, inputs,
+                        inputs[4]   ? 5
+                        : inputs[3] ? 4
+                                    : 3);
+}
+
 /* logits:cross_entropy(classes, { ignore_index = -100, reduction = "mean" }?). Classes that equal
  * ignore_index (padding) count neither in the sum nor in the mean. The keys are checked before any
  * value is read, so that a misspelled option is named as such. */
@@ -295,6 +308,8 @@ static const ms_method methods[] = {
     { "matmul", ms_lua_two_tensors, &ms_op_matmul, false },
     { "linear", linear, &ms_op_linear, false },
     { "linear_t", linear, &ms_op_linear_t, false },
+    { "mlp", mlp, &ms_op_mlp, false },
+    { "mlp_t", mlp, &ms_op_mlp_t, false },
     { "cross_entropy", cross_entropy, NULL, false },
     { "mse_loss", ms_lua_two_tensors, &ms_op_mse_loss, false },
     { "layer_norm", layer_norm, NULL, false },

@@ -114,6 +114,12 @@ extern "C" {
     O(linear) \
     O(linear_t)        /* the same with weight [in, out] */ \
     \
+    /* mlp.c */ \
+    /* x [..., in], weights [hidden, in] and [out, hidden], biases [hidden] and [out] or absent: \
+     * linear with gelu, then linear; backward computes gelu again */ \
+    O(mlp) \
+    O(mlp_t)           /* the same with weights [in, hidden] and [hidden, out] */ \
+    \
     /* convolution.c */ \
     /* x [images, in, rows, columns], weight [out, in / groups, kernel rows, kernel columns], bias \
      * [out] or absent; window, whose kernel is the weight's; as PyTorch's conv2d */ \

@@ -530,6 +530,19 @@
 --- ms.ones({ 1, 3 }):linear_t(ms.ones { 3, 2 }) --> { { 3.0, 3.0 } }
 --- ```
 ---@field linear_t fun(self, weight: ms.Tensor, bias?: ms.Tensor, activation?: "gelu", codec?: ms.Codec, outputs?: integer): ms.Tensor
+--- `self:linear(first, first_bias, "gelu"):linear(second, second_bias)`, with the same bits. Of the
+--- two tensors between the layers it keeps one for backward, which computes gelu again. On a GPU, in
+--- 16 bits, the gradient of `second` differs by a rounding.
+--- ```lua
+--- local first, second = ms.ones { 2, 2 }, ms.ones { 1, 2 }
+--- ms.ones({ 1, 2 }):mlp(first, second) --> { { 3.9092 } }
+--- ```
+---@field mlp fun(self, first: ms.Tensor, second: ms.Tensor, first_bias?: ms.Tensor, second_bias?: ms.Tensor): ms.Tensor
+--- As mlp, with weights [in, out].
+--- ```lua
+--- ms.ones({ 1, 2 }):mlp_t(ms.ones { 2, 2 }, ms.ones { 2, 1 }) --> { { 3.9092 } }
+--- ```
+---@field mlp_t fun(self, first: ms.Tensor, second: ms.Tensor, first_bias?: ms.Tensor, second_bias?: ms.Tensor): ms.Tensor
 -- layers, losses
 --- Returns self + residual and the norm of this sum, in one pass over memory.
 --- ```lua
@@ -680,7 +693,7 @@
 --- ```
 ---@field on_grad fun(self, f: fun(grad: ms.Tensor): ms.Tensor?): fun()
 --- Errors: shapes that do not fit (the message has the operator, both shapes and the script line);
---- dtypes that do not match (there is no silent promotion between floats). A tensor cannot be used
+--- dtypes that do not match (outside of `ms.autocast` floats are not promoted). A tensor cannot be used
 --- after the step that made it (rule 8), after the hook of its bucket, or after an error left it
 --- unwritten. backward: the graph was freed (the message names the line); a saved tensor was
 --- changed in place (it names the tensor); backward of a backward is not supported. item, to_table,

@@ -44,7 +44,9 @@ function MLP:init(o)
 end
 
 function MLP:forward(x)
-  if not self.gate_proj then return self.down_proj(self.up_proj(x, "gelu")) end
+  if not self.gate_proj then
+    return module.through_gelu(self.up_proj, self.down_proj, layers.Linear, "mlp", x)
+  end
   return self.down_proj(self.up_proj(x):swiglu(self.gate_proj(x)))
 end
 

@@ -48,7 +48,7 @@ function MLP:init(o)
   self.c_proj = Conv1D(hidden, o.width, last_std(o))
 end
 
-function MLP:forward(x) return self.c_proj(self.c_fc(x, "gelu")) end
+function MLP:forward(x) return module.through_gelu(self.c_fc, self.c_proj, Conv1D, "mlp_t", x) end
 
 ---@class ms.GPT2: ms.Decoder
 local GPT2 = module.class("GPT2", Decoder)

@@ -217,7 +217,9 @@ end
 function MLP:forward(x)
   argument("MLP", "x", x, "tensor")
   if self.activation == "swiglu" then return self.down(self.up(x):swiglu(self.gate(x))) end
-  if self.activation == "gelu" then return self.down(self.up(x, "gelu")) end
+  if self.activation == "gelu" then
+    return module.through_gelu(self.up, self.down, Linear, "mlp", x)
+  end
   return self.down(self.up(x):relu())
 end
 
