@@ -50,8 +50,7 @@ static ms_status mlp_forward(ms_op_call *call)
 {
     ms_tensor *hidden = NULL;
     ms_status status = run_layer(call, call->inputs[X], FIRST, FIRST_BIAS, true, 0, &hidden);
-    if (!status)
-        status = run_layer(call, hidden, SECOND, SECOND_BIAS, false, 1, &call->outputs[0]);
+    if (!status) status = run_layer(call, hidden, SECOND, SECOND_BIAS, false, 1, &call->outputs[0]);
     ms_tensor_release(hidden);
     return status;
 }

@@ -568,8 +568,8 @@ local function is_plain(object, class)
     and rawget(state.fields, "forward") == nil
 end
 
---- down(gelu(up(x))). Where nothing stands between the two layers this is one operator, which keeps
---- less for backward and gives the same bits.
+--- down(gelu(up(x))). If both layers are plain ones, this is one operator, which keeps less for
+--- backward and gives the same bits.
 ---@param up ms.Module
 ---@param down ms.Module
 ---@param class table of linear layers

@@ -137,8 +137,10 @@ static void test_lack_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layouts_and_biases), cmocka_unit_test(test_half_and_autocast),
-        cmocka_unit_test(test_frozen),             cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_layouts_and_biases),
+        cmocka_unit_test(test_half_and_autocast),
+        cmocka_unit_test(test_frozen),
+        cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_lack_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

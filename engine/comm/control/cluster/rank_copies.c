@@ -59,17 +59,8 @@ static bool is_urgent(const ms_shown *was, const ms_shown *is)
     return false;
 }
 
-/* Other nodes do not see the end of a rank before they have heard what it has told. */
-static void hide_end(ms_shown *now, ms_unheard unheard)
-{
-    char *line = (char *)now->words;
-    if (unheard == MS_CALLS_UNHEARD)
-        memset(line + offsetof(ms_rank_line, finished), 0, sizeof(ms_word));
-    if (unheard != MS_ALL_HEARD) memset(line + offsetof(ms_rank_line, gone), 0, sizeof(ms_word));
-}
-
-/* What is sent is compared and kept as the other nodes have it. `unheard` is read before the line:
- * it goes down only. */
+/* What is sent is compared and kept as the other nodes have it. They do not see the end of a rank
+ * before they have heard what it has told. `unheard` is read before the line: it goes down only. */
 static void show(ms_agent *agent, uint32_t rank, bool all)
 {
     ms_rank_line *line = &agent->control->lines[rank];
@@ -77,7 +68,10 @@ static void show(ms_agent *agent, uint32_t rank, bool all)
     char *copy = (char *)now.words + SHOWN_FROM, *before = (char *)shown->words + SHOWN_FROM;
     ms_unheard unheard = (ms_unheard)atomic_load(&agent->connections[rank].unheard);
     ms_copy_words(copy, (char *)line + SHOWN_FROM, SHOWN_TO - SHOWN_FROM);
-    hide_end(&now, unheard);
+    if (unheard == MS_CALLS_UNHEARD)
+        memset((char *)now.words + offsetof(ms_rank_line, finished), 0, sizeof(ms_word));
+    if (unheard != MS_ALL_HEARD)
+        memset((char *)now.words + offsetof(ms_rank_line, gone), 0, sizeof(ms_word));
     if (memcmp(copy, before, SHOWN_TO - SHOWN_FROM) == 0) return;
     if (!all && !is_urgent(shown, &now)) return;
     memcpy(before, copy, SHOWN_TO - SHOWN_FROM);

@@ -1,0 +1,52 @@
+-- Every recipe and tutorial also runs inside of ms.autocast, in bf16 and f16: whatever it does with
+-- tensors, results of 16 bits and weights of f32 go together.
+local command = require "command"
+
+local RUN <const> = [[
+local ms = require "moonshard"
+ms.autocast(os.getenv "DTYPE", function() dofile(os.getenv "RECIPE") end)
+]]
+local SMALL <const> = "steps=3 length=32 batch=2 model.layers=2 model.width=64 model.heads=4 \z
+  every.eval=0 every.sample=0 data=README.md"
+
+local RECIPES <const> = {
+  gpt_bytes = SMALL,
+  gpt2 = SMALL .. " bytes=true accumulate=1",
+  llama = SMALL .. " bytes=true accumulate=1",
+  ddp_by_hand = "steps=3", gpt2_hybrid = "steps=3", llama_fsdp = "steps=3",
+}
+-- These have no options, and train for some seconds.
+local TUTORIALS <const> = { "finetune", "hook", "loop", "module" }
+
+describe("inside of autocast", function()
+  local folder
+  before_each(function()
+    folder = command.folder()
+    command.write(folder .. "/run.lua", RUN)
+    local source = os.getenv "MOONSHARD_SOURCE"
+    for _, name in ipairs { "README.md", "lua" } do
+      assert(os.execute(("ln -s '%s/%s' '%s/%s'"):format(source, name, folder, name)))
+    end
+  end)
+  after_each(function() command.remove(folder) end)
+
+  local function run(recipe, dtype, ranks, options)
+    command.succeed(folder, ("run run.lua -n %d %s"):format(ranks, options),
+      ("RECIPE='%s/recipes/%s.lua' DTYPE=%s"):format(os.getenv "MOONSHARD_SOURCE", recipe, dtype))
+  end
+
+  for name, options in pairs(RECIPES) do
+    for _, dtype in ipairs { "bf16", "f16" } do
+      it(("runs the recipe %s in %s"):format(name, dtype), function()
+        run(name, dtype, 2, options)
+      end)
+    end
+  end
+  for _, name in ipairs(TUTORIALS) do
+    for _, dtype in ipairs(command.full and { "bf16", "f16" } or { "bf16" }) do
+      it(("runs the tutorial %s in %s"):format(name, dtype), function()
+        run("tutorials/" .. name, dtype, 1, "")
+      end)
+    end
+  end
+end)
