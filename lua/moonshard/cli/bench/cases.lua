@@ -536,40 +536,29 @@ local function attention(list, s, m)
   local add = adder(list, "attention")
   local width = s.width // s.heads
   local flops = 4.0 * s.batch * s.heads * width * (s.length * (s.length + 1) / 2)
-  local function cases_of(name, dtype, apply)
-    -- Queries, keys and values are parts of one matrix, as a model makes them.
-    local function parts()
-      local joined = core.randn { s.batch, s.length, 3 * s.width, seed = 1, dtype = dtype }
-      return joined, function()
-        local list_of = joined:split(s.width, 3)
-        for i = 1, 3 do
-          list_of[i] = list_of[i]:view(s.batch, s.length, s.heads, width):transpose(2, 3)
-        end
-        return apply(list_of[1], list_of[2], list_of[3])
+  -- Queries, keys and values are parts of one matrix, as a model makes them.
+  local function parts()
+    local joined = core.randn { s.batch, s.length, 3 * s.width, seed = 1, dtype = s.dtype }
+    return joined, function()
+      local list_of = joined:split(s.width, 3)
+      for i = 1, 3 do
+        list_of[i] = list_of[i]:view(s.batch, s.length, s.heads, width):transpose(2, 3)
       end
+      return list_of[1]:attention(list_of[2], list_of[3])
     end
-    add(name, function()
-      local _, f = parts()
-      return product(flops, forward(nil, f))
-    end)
-    local function gradient(how)
-      local joined, f = parts()
-      -- Under autocast the result has 16 bits, too.
-      local g = core.randn { s.batch, s.length, s.heads, width, seed = 2, dtype = s.dtype }
-      return product(2.5 * flops, backward(nil, { joined },
-        function() return core.attention(how, f) end, g:transpose(2, 3)))
-    end
-    add(name .. ", gradient", function() return gradient "deterministic" end)
-    add(name .. ", fast gradient", function() return gradient "fast" end)
   end
-  local function plain(q, k, v) return q:attention(k, v) end
-  cases_of("attention", s.dtype, plain)
-  if s.dtype ~= "f32" then
-    cases_of("attention of f32 under autocast", "f32",
-      function(q, k, v)
-        return core.autocast(s.dtype, function() return plain(q, k, v) end)
-      end)
+  add("attention", function()
+    local _, f = parts()
+    return product(flops, forward(nil, f))
+  end)
+  local function gradient(how)
+    local joined, f = parts()
+    local g = core.randn { s.batch, s.length, s.heads, width, seed = 2, dtype = s.dtype }
+    return product(2.5 * flops, backward(nil, { joined },
+      function() return core.attention(how, f) end, g:transpose(2, 3)))
   end
+  add("attention, gradient", function() return gradient "deterministic" end)
+  add("attention, fast gradient", function() return gradient "fast" end)
 end
 
 --- All cases, in the order in which they are printed.
