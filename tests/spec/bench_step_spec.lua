@@ -49,6 +49,22 @@ describe("bench step", function()
     end
   end)
 
+  it("tells beforehand the peak of a run, and whether it fits", function()
+    for device, settings in pairs { cpu = "", cuda = ON_GPU } do
+      for _, switches in ipairs { "--dtype bf16", "--parameters bf16" } do
+        switches = "--batch 3 --steps 2 --device " .. device .. " " .. switches
+        local found = bench(switches .. " --check")
+        assert.equal(device, found.device)
+        assert.equal(bench(switches, settings).peak_mib, found.peak_mib)
+        assert.is_true(found.reserved_mib >= found.peak_mib)
+      end
+    end
+    local code, _, err = command.run(folder, "bench step --config gpt2-124m --device cuda --check \z
+      --memory 4000000000")
+    assert.equal(8, code)
+    assert.matches("no memory for %d+ bytes", err)
+  end)
+
   it("keeps less memory with --recompute", function()
     local plain = bench("--length 16 --batch 64 --steps 1 --device cpu")
     local again = bench("--length 16 --batch 64 --steps 1 --device cpu --recompute")
@@ -89,6 +105,7 @@ describe("bench step", function()
     for switches, message in pairs {
       ["--batch 0"] = "1 or more", ["--length 0"] = "1 or more", ["--dtype f16"] = "on a GPU only",
       ["--hook-pairs --hook fp16_compress"] = "leave out %-%-hook fp16_compress",
+      ["--check -n 2"] = "leave out %-n", ["--check --hook-pairs"] = "leave out %-%-hook%-pairs",
       ["--config gpt3"] = "must be one of",
       ["--parameters bf16 --dtype f32"] = "leave out %-%-dtype f32",
     } do

@@ -373,6 +373,16 @@ function bench.main(arguments)
   if parsed.device == "sim" then
     launch.exit(2, "--device sim: nothing is computed there, and nothing can be measured")
   end
+  if parsed.check then
+    if parsed.ranks > 1 or parsed.hook_pairs then
+      launch.exit(2, ("--check is of a step of one rank: leave out %s")
+        :format(parsed.ranks > 1 and "-n" or "--hook-pairs"))
+    end
+    -- What is checked is a run on this device; see `moonshard check`.
+    parsed.check, parsed.device = parsed.device or "cpu", "sim"
+    require "moonshard.core".configure { for_gpu = parsed.check == "cuda" }
+    launch.for_gpu = parsed.check == "cuda"
+  end
   if parsed.hosts then return require "moonshard.cli.bench.hosts".run(parsed, median, given) end
   if many and parsed.ranks > 1 and (not own_jobs or parsed.here)
       and not launch.process.rank then

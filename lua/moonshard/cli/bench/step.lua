@@ -164,6 +164,24 @@ local function whole_steps(parsed, part, tools)
   return 0
 end
 
+-- On the sim device, which makes all decisions and has no data: the peak of a run of whole_steps.
+-- The first steps and those in parts have it; the others repeat it.
+local function predict(parsed, part, tools)
+  local core, c = require "moonshard.core", part.config
+  part.graph = false  -- it needs a GPU, and no other tensor memory
+  measure(part, 1, WARM)
+  measure_parts(part)
+  tools.emit(parsed, {
+    config = parsed.config, device = parsed.check, batch = c.batch, length = c.context,
+    dtype = parsed.dtype, parameters = parsed.parameters, attention = parsed.attention,
+    peak_mib = core.memory().peak / 2 ^ 20, reserved_mib = core.memory().reserved / 2 ^ 20,
+  }, {
+    "config", "device", "batch", "length", "dtype", "parameters", "attention", "peak_mib",
+    "reserved_mib",
+  })
+  return 0
+end
+
 local function nothing(bucket, next) return next(bucket) end
 
 -- Medians of steps without and with a link in Lua, in turns. The order changes from pair to pair,
@@ -227,6 +245,8 @@ function bench_step.register(parser, tools)
   parser:option("--attention", "how its gradients are added up")
     :choices { "deterministic", "fast" }:default "deterministic"
   parser:flag("--recompute", "backward computes the activations of each block again")
+  parser:flag("--check", "measure nothing: tell the peak of tensor memory that it would have, and \z
+    with --memory whether it fits; on any machine")
   parser:flag("--hook-pairs", ("what a hook in Lua that does nothing adds to the median step: \z
     %d pairs of runs without and with it, in turns"):format(PAIRS))
   return function(parsed)
@@ -240,7 +260,7 @@ function bench_step.register(parser, tools)
     end
     parsed.dtype = parsed.dtype or (found.gpu and "bf16" or "f32")
     parsed.steps = parsed.steps or (parsed.hook_pairs and PAIR_STEPS or found.steps)
-    if parsed.dtype == "f16" and require "moonshard.core".device() == "cpu" then
+    if parsed.dtype == "f16" and (parsed.check or require "moonshard.core".device()) == "cpu" then
       require "moonshard.base.launch".exit(2,
         "--dtype f16: products of f16 exist on a GPU only: f32 or bf16 here")
     end
@@ -253,6 +273,7 @@ function bench_step.register(parser, tools)
     c.batch, c.context = parsed.batch or c.batch, parsed.length or c.context
     local part = trainer(c, parsed)
     part.config = c
+    if parsed.check then return predict(parsed, part, tools) end
     return (parsed.hook_pairs and hook_pairs or whole_steps)(parsed, part, tools)
   end
 end
