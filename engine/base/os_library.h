@@ -6,6 +6,8 @@
 #include "moonshard/base.h"
 
 void *ms_os_library_load(void *user, const char *path, char *why, size_t bytes);
+void *ms_os_library_load_apart(void *user, const char *path, char *why, size_t bytes);
 void (*ms_os_library_symbol(void *user, void *library, const char *name))(void);
+void ms_os_library_close(void *user, void *library);
 
 #endif

@@ -353,6 +353,12 @@ describe("on a GPU", function()
     assert.matches(": '.*' is NCCL 2%.27%.7, too old: ",
       line(ON_GPU .. " MOONSHARD_STUB_NCCL=version:ncclGetVersion:1:22707"))
     assert.equal("2.28 or later, loaded when it is asked for", line())
+    local other = folder .. "/other"
+    assert(os.execute(("mkdir -p '%s' && ln -sf '%s' '%s/libnccl.so.2'"):format(other,
+      os.getenv "MOONSHARD_CUBLASLT", other)))
+    assert.matches("^NCCL 2%.28%.9, .*; passed over: '.*/other/libnccl%.so%.2' %(no NCCL: it has no \z
+      nccl%w+%)$", line(("%s MOONSHARD_NCCL= MOONSHARD_CUDA_LIBS='%s:%s'"):format(ON_GPU, other,
+        nccl:match "^(.*)/")))
   end)
 
   -- Runs a line of a recipe and returns its error.

@@ -4,37 +4,128 @@
 #include <stdio.h>
 #include <string.h>
 
+/* All pointers to functions have one representation, so each is copied as it is. */
+const char *ms_cuda_find_all(const ms_os *os, void *library, const ms_cuda_row *rows, size_t count,
+                             void *table)
+{
+    const char *missing = NULL;
+    for (size_t i = 0; i < count; i++) {
+        void (*function)(void) = os->library_symbol(os->user, library, rows[i].name);
+        memcpy((char *)table + rows[i].at, &function, sizeof function);
+        if (!function && !missing) missing = rows[i].name;
+    }
+    return missing;
+}
+
+/* A library that was tried and cannot be used. */
+typedef struct refused {
+    ms_cuda_found found;
+    bool is_told; /* its version is */
+    int version;
+    char what[1400]; /* which one it is, and what is wrong with it */
+} refused;
+
 typedef struct search {
     const ms_os *os;
-    const char *name;
-    char *text;
-    size_t bytes;
-    void *found;
+    const ms_cuda_wanted *wanted;
+    void *table;
+    ms_cuda_found *out; /* the first that can be used */
+    bool is_found;
+    refused best; /* of those that cannot: the newest, else the first */
+    uint32_t passed;
+    char passed_over[MS_CUDA_PASSED_BYTES];
     char why[512]; /* the loader's answer for the name alone */
 } search;
 
+/* ------------------------------------------------------------------ one library */
+
+static void name_version(const ms_cuda_wanted *wanted, int version, char *text, size_t bytes)
+{
+    char patch[16] = "";
+    if (wanted->has_patch) snprintf(patch, sizeof patch, ".%d", version % 100);
+    snprintf(text, bytes, "%s %d.%d%s", wanted->name, version / 10000, version / 100 % 100, patch);
+}
+
+/* Fills the table from the library. NULL: it can be used; else why not, with `why` as memory. */
+static const char *examine(const search *s, refused *one, char *why, size_t bytes)
+{
+    const ms_cuda_wanted *wanted = s->wanted;
+    ms_cuda_found *found = &one->found;
+    const char *missing =
+        ms_cuda_find_all(s->os, found->library, wanted->rows, wanted->count, s->table);
+    one->is_told = (!missing || wanted->old_may_lack) && wanted->version(s->table, &one->version);
+    name_version(wanted, one->version, found->name, sizeof found->name);
+    if (one->is_told && one->version < wanted->version_least) {
+        snprintf(why, bytes, "%s, too old", found->name);
+        return why;
+    }
+    if (!missing) return NULL;
+    snprintf(why, bytes, "%s: it has no %s", wanted->stranger, missing);
+    return why;
+}
+
+/* Remembers a library that cannot be used. */
+static void pass_over(search *s, refused *one, const char *why)
+{
+    size_t used = strlen(s->passed_over);
+    snprintf(s->passed_over + used, sizeof s->passed_over - used, "%s'%s' (%s)", used ? ", " : "",
+             one->found.path, why);
+    snprintf(one->what, sizeof one->what, "'%s' is %s", one->found.path, why);
+    bool is_better = one->is_told && (!s->best.is_told || one->version > s->best.version);
+    if (!s->passed++ || is_better) s->best = *one;
+}
+
+/* Opens one library, and takes it if it can be used. It is closed otherwise, and then nothing of it
+ * may stay loaded: the loader would give the next one those of its parts. So a library that loads
+ * parts by itself is looked at apart first. */
+static void try_library(search *s, const char *path, bool is_alone)
+{
+    const ms_os *os = s->os;
+    bool apart = s->wanted->has_parts && !is_alone;
+    for (int look = apart ? 0 : 1; look < 2; look++) {
+        refused one = { .version = 0 };
+        char why[256];
+        void *(*load)(void *, const char *, char *, size_t) =
+            look ? os->library_load : os->library_load_apart;
+        one.found.library = load(os->user, path, s->why, sizeof s->why);
+        if (!one.found.library) return;
+        snprintf(one.found.path, sizeof one.found.path, "%s", path);
+        const char *refusal = examine(s, &one, why, sizeof why);
+        if (!refusal && look) {
+            s->is_found = true;
+            *s->out = one.found;
+            return;
+        }
+        os->library_close(os->user, one.found.library);
+        if (!refusal) continue;
+        pass_over(s, &one, refusal);
+        return;
+    }
+}
+
 /* A path is tried only if there is such a file: what a broken library lacks is then told, and not
- * that it is missing. */
+ * that it is missing. Places overlap, so a path may come twice. */
 static void try_path(search *s, const char *path)
 {
     ms_file_info info;
-    if (s->found || s->os->info(s->os->user, path, &info)) return;
-    s->found = s->os->library_load(s->os->user, path, s->why, sizeof s->why);
-    if (s->found) snprintf(s->text, s->bytes, "%s", path);
+    char quoted[1040];
+    snprintf(quoted, sizeof quoted, "'%s'", path);
+    if (s->is_found || strstr(s->passed_over, quoted)) return;
+    if (!s->os->info(s->os->user, path, &info)) try_library(s, path, false);
 }
 
 static void try_folder(search *s, const char *folder, size_t length, const char *inside)
 {
     char path[1024];
     if (length > 0
-        && snprintf(path, sizeof path, "%.*s%s/%s", (int)length, folder, inside, s->name)
+        && snprintf(path, sizeof path, "%.*s%s/%s", (int)length, folder, inside, s->wanted->file)
                < (int)sizeof path)
         try_path(s, path);
 }
 
 static void try_each(search *s, const char *folders)
 {
-    while (folders && *folders && !s->found) {
+    while (folders && *folders && !s->is_found) {
         size_t length = strcspn(folders, ":");
         try_folder(s, folders, length, "");
         folders += length + (folders[length] == ':');
@@ -75,7 +166,7 @@ static void try_pythons(search *s, const char *root, const char *inside)
 {
     char path[1024];
     place lib = { s, path };
-    if (!root || !*root || s->found) return;
+    if (!root || !*root || s->is_found) return;
     if (snprintf(path, sizeof path, "%s%s", root, inside) < (int)sizeof path)
         (void)s->os->list(s->os->user, path, try_python, &lib);
 }
@@ -84,7 +175,7 @@ static void try_pythons(search *s, const char *root, const char *inside)
 static void try_pythons_of_path(search *s, const char *folders)
 {
     static const char bin[] = "/bin";
-    while (folders && *folders && !s->found) {
+    while (folders && *folders && !s->is_found) {
         char root[1024];
         size_t length = strcspn(folders, ":"), end = sizeof bin - 1;
         if (length > end && length < sizeof root && !strncmp(folders + length - end, bin, end)) {
@@ -106,12 +197,8 @@ static void seek(search *s)
 {
     const char *home = variable_of(s, "CUDA_HOME");
     try_each(s, variable_of(s, MS_CUDA_FOLDERS));
-    if (s->found) return;
-    s->found = s->os->library_load(s->os->user, s->name, s->why, sizeof s->why);
-    if (s->found) {
-        snprintf(s->text, s->bytes, "%s", s->name);
-        return;
-    }
+    if (!s->is_found) try_library(s, s->wanted->file, false);
+    if (s->is_found) return;
     if (home) try_folder(s, home, strlen(home), "/lib64");
     try_folder(s, "/usr/local/cuda", strlen("/usr/local/cuda"), "/lib64");
     try_pythons(s, variable_of(s, "VIRTUAL_ENV"), "/lib");
@@ -120,34 +207,6 @@ static void seek(search *s)
     try_pythons(s, variable_of(s, "HOME"), "/.local/lib");
     try_pythons(s, "/usr/local", "/lib");
     try_pythons(s, "/usr", "/lib");
-}
-
-void *ms_cuda_library(ms_context *context, const char *variable, const char *name, char *text,
-                      size_t bytes)
-{
-    search s = { .os = context->os, .name = name, .text = text, .bytes = bytes };
-    const char *path = variable_of(&s, variable);
-    if (path && *path) {
-        s.found = s.os->library_load(s.os->user, path, s.why, sizeof s.why);
-        snprintf(text, bytes, "%s", path);
-    } else seek(&s);
-    if (!s.found) snprintf(text, bytes, "%s", s.why);
-    return s.found;
-}
-
-/* ------------------------------------------------------------------ functions */
-
-/* All pointers to functions have one representation, so each is copied as it is. */
-const char *ms_cuda_find_all(const ms_os *os, void *library, const ms_cuda_row *rows, size_t count,
-                             void *table)
-{
-    const char *missing = NULL;
-    for (size_t i = 0; i < count; i++) {
-        void (*function)(void) = os->library_symbol(os->user, library, rows[i].name);
-        memcpy((char *)table + rows[i].at, &function, sizeof function);
-        if (!function && !missing) missing = rows[i].name;
-    }
-    return missing;
 }
 
 /* -------------------------------------------------------------------- opening */
@@ -169,35 +228,32 @@ static ms_status refuse(ms_context *context, const ms_cuda_wanted *wanted, ms_st
                    begin, what, wanted->needed, end);
 }
 
-static void name_version(const ms_cuda_wanted *wanted, int version, char *text, size_t bytes)
+/* Why none can be used: the best of those that there are, or what the loader says. */
+static ms_status refuse_all(ms_context *context, const search *s)
 {
-    char patch[16] = "";
-    if (wanted->has_patch) snprintf(patch, sizeof patch, ".%d", version % 100);
-    snprintf(text, bytes, "%s %d.%d%s", wanted->name, version / 10000, version / 100 % 100, patch);
+    char what[1500];
+    if (!s->passed) return refuse(context, s->wanted, MS_ERROR_NOT_FOUND, s->why);
+    snprintf(what, sizeof what, "%s", s->best.what);
+    if (s->passed > 1) {
+        size_t used = strlen(what);
+        snprintf(what + used, sizeof what - used, ", and %u other%s passed over", s->passed - 1,
+                 s->passed == 2 ? " was" : "s were");
+    }
+    return refuse(context, s->wanted, MS_ERROR_UNSUPPORTED, what);
 }
 
 ms_status ms_cuda_open_library(ms_context *context, const ms_cuda_wanted *wanted, void *table,
                                ms_cuda_found *out)
 {
-    const ms_os *os = context->os;
-    const char *asked = os->environment(os->user, wanted->variable);
-    char what[1200];
-    int version = 0;
-    if (wanted->off && asked && strcmp(asked, "off") == 0)
+    search s = { .os = context->os, .wanted = wanted, .table = table, .out = out };
+    const char *named = variable_of(&s, wanted->variable);
+    if (wanted->off && named && strcmp(named, "off") == 0)
         return ms_fail(context, MS_ERROR_NOT_FOUND, "%s", wanted->off);
-    out->library =
-        ms_cuda_library(context, wanted->variable, wanted->file, out->path, sizeof out->path);
-    if (!out->library) return refuse(context, wanted, MS_ERROR_NOT_FOUND, out->path);
-    const char *missing = ms_cuda_find_all(os, out->library, wanted->rows, wanted->count, table);
-    bool is_told = (!missing || wanted->old_may_lack) && wanted->version(table, &version);
-    name_version(wanted, version, out->name, sizeof out->name);
-    if (is_told && version < wanted->version_least)
-        snprintf(what, sizeof what, "'%s' is %s, too old", out->path, out->name);
-    else if (missing)
-        snprintf(what, sizeof what, "'%s' is %s: it has no %s", out->path, wanted->stranger,
-                 missing);
-    else return MS_OK;
-    return refuse(context, wanted, MS_ERROR_UNSUPPORTED, what);
+    if (named && *named) try_library(&s, named, true);
+    else seek(&s);
+    if (!s.is_found) return refuse_all(context, &s);
+    snprintf(out->passed_over, sizeof out->passed_over, "%s", s.passed_over);
+    return MS_OK;
 }
 
 bool ms_cuda_has_library(const ms_os *os, const ms_cuda_wanted *wanted, void *table, char *text,
@@ -207,7 +263,9 @@ bool ms_cuda_has_library(const ms_os *os, const ms_cuda_wanted *wanted, void *ta
     ms_cuda_found found;
     ms_context_init(&context, os ? os : ms_os_posix());
     bool has = !ms_cuda_open_library(&context, wanted, table, &found);
-    if (has) snprintf(text, bytes, "%s, %s", found.name, found.path);
+    if (has)
+        snprintf(text, bytes, "%s, %s%s%s", found.name, found.path,
+                 *found.passed_over ? "; passed over: " : "", found.passed_over);
     else snprintf(text, bytes, "%s", context.error.message);
     return has;
 }

@@ -223,11 +223,16 @@ typedef struct ms_os {
     int (*entropy)(void *user, void *buffer, size_t bytes);
     int64_t (*process_id)(void *user);
     const char *(*environment)(void *user, const char *name); /* NULL if unset */
-    /* shared libraries: with local symbols, all bound at once; never unloaded. NULL: it cannot be
-     * loaded, and `why` says so. symbol: the address of a function; NULL: it has none of that name.
-     */
+    /* shared libraries: with local symbols, all bound at once. NULL: it cannot be loaded, and `why`
+     * says so. symbol: the address of a function; NULL: it has none of that name. close: functions
+     * of the library are not called any more; it is unloaded, unless others use it. What it has
+     * loaded itself may stay, and is then found by its name before any file. load_apart: with
+     * copies of all that it needs, which no other library finds, for a look at it; where the system
+     * cannot do that, and where the process has loaded it already, it is library_load. */
     void *(*library_load)(void *user, const char *path, char *why, size_t bytes);
+    void *(*library_load_apart)(void *user, const char *path, char *why, size_t bytes);
     void (*(*library_symbol)(void *user, void *library, const char *name))(void);
+    void (*library_close)(void *user, void *library);
 } ms_os;
 
 /* The table of this system. Const, never freed. */

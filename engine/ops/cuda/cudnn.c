@@ -32,6 +32,7 @@ static const ms_cuda_wanted wanted = {
     .count = sizeof rows / sizeof *rows,
     .version = version_of,
     .version_least = MS_CUDNN_VERSION_LEAST,
+    .has_parts = true,
     .name = "cuDNN",
     .needed = "cuDNN 9.16 or later",
     .stranger = "no cuDNN 9",
