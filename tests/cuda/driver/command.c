@@ -35,6 +35,19 @@ API int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t byt
     pthread_mutex_unlock(&stand_in_lock);
     return SUCCESS;
 }
+API int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t bytes, void *on)
+{
+    int result = begin_in_context("cuMemcpyDtoDAsync_v2");
+    if (result) return result;
+    pthread_mutex_lock(&stand_in_lock);
+    work *made = add_work(on, COPY);
+    made->name = "a copy inside the GPU";
+    made->to = (void *)(uintptr_t)to;
+    made->from = (const void *)(uintptr_t)from;
+    made->bytes = bytes;
+    pthread_mutex_unlock(&stand_in_lock);
+    return SUCCESS;
+}
 /* Whether earlier work of the stream may use this memory of the host, before a copy there. */
 static bool is_in_use(const stream *on, const void *memory, size_t bytes)
 {

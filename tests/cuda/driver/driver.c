@@ -36,7 +36,7 @@ void count_left(int change) { driver.left += (unsigned)change; }
 static struct count {
     const char *call;
     unsigned calls;
-} counts[64];
+} counts[80];
 static struct count *count_of(const char *call)
 {
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 static void map(const void *address, size_t bytes)
 {
@@ -68,28 +69,81 @@ API int cuMemAddressFree(unsigned long long address, size_t bytes)
     driver.left--;
     return munmap((void *)(uintptr_t)address, bytes) ? INVALID_VALUE : result;
 }
+/* A file without a name, which keeps its values while it is mapped or has its handle. */
+typedef struct made_memory {
+    int file;
+    size_t bytes;
+} made_memory;
+static made_memory *made_of(unsigned long long memory) { return (made_memory *)(uintptr_t)memory; }
 API int cuMemCreate(unsigned long long *out, size_t bytes, const void *properties,
                     unsigned long long flags)
 {
     (void)properties, (void)flags;
     int result = begin_relaxed("cuMemCreate", "memory is made");
     if (!result && bytes % GRAIN) result = INVALID_VALUE;
-    if (!result) driver.left++;
-    *out = bytes;
-    return result;
+    if (result) return result;
+    made_memory *made = malloc(sizeof *made);
+    if (!made) return OUT_OF_MEMORY;
+    *made = (made_memory){ memfd_create("stand-in", MFD_CLOEXEC), bytes };
+    if (made->file < 0 || ftruncate(made->file, (off_t)bytes)) {
+        if (made->file >= 0) (void)close(made->file);
+        free(made);
+        return OUT_OF_MEMORY;
+    }
+    driver.left++;
+    *out = (uintptr_t)made;
+    return SUCCESS;
 }
 API int cuMemRelease(unsigned long long memory)
 {
-    (void)memory;
+    (void)close(made_of(memory)->file);
+    free(made_of(memory));
     driver.left--;
     return begin_in_context("cuMemRelease");
+}
+
+/* Which ranges are mapped: a range is unmapped as it was mapped, and addresses have memory once. */
+static struct mapping {
+    uintptr_t begin, end;
+} * mappings;
+static size_t mapping_count;
+static bool is_taken(uintptr_t begin, uintptr_t end)
+{
+    for (size_t i = 0; i < mapping_count; i++)
+        if (begin < mappings[i].end && end > mappings[i].begin) return true;
+    return false;
+}
+/* Forgets what is mapped there; false: the range would cut a mapping. */
+static bool forget_mappings(uintptr_t begin, uintptr_t end)
+{
+    for (size_t i = 0; i < mapping_count; i++)
+        if (begin < mappings[i].end && end > mappings[i].begin
+            && (mappings[i].begin < begin || mappings[i].end > end))
+            return false;
+    for (size_t i = mapping_count; i-- > 0;)
+        if (begin < mappings[i].end && end > mappings[i].begin)
+            mappings[i] = mappings[--mapping_count];
+    return true;
 }
 API int cuMemMap(unsigned long long address, size_t bytes, size_t offset, unsigned long long memory,
                  unsigned long long flags)
 {
-    (void)address;
     int result = begin_relaxed("cuMemMap", "memory is mapped");
-    if (!result && (offset || flags || memory != bytes)) result = INVALID_VALUE;
+    if (!result && (offset || flags || made_of(memory)->bytes != bytes)) result = INVALID_VALUE;
+    if (result) return result;
+    pthread_mutex_lock(&stand_in_lock);
+    if (is_taken(address, address + bytes)) result = INVALID_VALUE;
+    else {
+        mappings = realloc(mappings, (mapping_count + 1) * sizeof *mappings);
+        if (!mappings) abort();
+        mappings[mapping_count++] = (struct mapping){ address, address + bytes };
+    }
+    pthread_mutex_unlock(&stand_in_lock);
+    if (!result
+        && mmap((void *)(uintptr_t)address, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED,
+                made_of(memory)->file, 0)
+               == MAP_FAILED)
+        result = OUT_OF_MEMORY;
     return result;
 }
 API int cuMemSetAccess(unsigned long long address, size_t bytes, const void *access, size_t count)
@@ -109,10 +163,16 @@ API int cuMemUnmap(unsigned long long address, size_t bytes)
         /* That of another thread may be another rank's. */
         if (one->first && !driver.stopped && pthread_equal(one->owner, pthread_self()))
             order_fault("memory is taken away while work is under way");
+    if (!forget_mappings(address, address + bytes)) {
+        order_fault("a part of a piece of memory is taken away");
+        result = INVALID_VALUE;
+    }
     order_unmap((void *)(uintptr_t)address, bytes);
     pthread_mutex_unlock(&stand_in_lock);
-    (void)madvise((void *)(uintptr_t)address, bytes, MADV_DONTNEED);
-    return mprotect((void *)(uintptr_t)address, bytes, PROT_NONE) ? INVALID_VALUE : result;
+    if (result && !driver.stopped) return result;
+    void *empty = mmap((void *)(uintptr_t)address, bytes, PROT_NONE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    return empty == MAP_FAILED ? INVALID_VALUE : result;
 }
 static struct pinned {
     const char *begin, *end;
