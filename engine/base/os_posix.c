@@ -71,6 +71,15 @@ static int os_commit(void *user, void *address, size_t bytes, bool huge)
     return 0;
 }
 
+/* The pages go at once, and an access is a fault again. */
+static int os_decommit(void *user, void *address, size_t bytes)
+{
+    (void)user;
+    void *mapped = mmap(address, bytes, PROT_NONE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    return mapped == MAP_FAILED ? -errno : 0;
+}
+
 /* Gives back address space and pages, for private and shared mappings alike. */
 static void os_unreserve(void *user, void *address, size_t bytes)
 {
@@ -500,6 +509,7 @@ const ms_os *ms_os_posix(void)
         .release = os_release,
         .reserve = os_reserve,
         .commit = os_commit,
+        .decommit = os_decommit,
         .unreserve = os_unreserve,
         .open = os_open,
         .read = os_read,

@@ -57,14 +57,23 @@ typedef struct ms_poison {
     void (*fill)(ms_storage *storage);
 } ms_poison;
 
-/* Memory that a pool of the engine takes: a range of addresses, of which parts become usable later.
- * `reserve` answers NULL, `commit` a negative errno where the machine has no room. */
+/* Memory that a pool of the engine takes: a range of addresses, of which parts become usable later,
+ * and may become unusable again. `reserve` answers NULL, `commit` and `decommit` a negative errno
+ * where the machine has no room; nothing has changed then. Addresses and lengths of commit and
+ * decommit are multiples of 2 MiB, counted from the start of the range; a part is committed once
+ * until it is decommitted. decommit: no work that is under way uses any of the range's memory. The
+ * other parts keep their addresses and values. */
 typedef struct ms_device_memory {
     ms_status (*check)(ms_engine *engine); /* why there cannot be any; NULL: there can */
+    /* Bytes that are best committed together in a large pool; 0: a pool does not ask. */
+    uint64_t piece_most;
     /* Bytes that the pool may take where the engine's options do not say. */
     uint64_t (*capacity)(const ms_engine *engine);
     void *(*reserve)(ms_engine *engine, uint64_t bytes);
     int (*commit)(ms_engine *engine, void *address, uint64_t bytes);
+    /* Whether decommit works, and addresses cost nothing; NULL: they do not. */
+    bool (*moves)(const ms_engine *engine);
+    int (*decommit)(ms_engine *engine, void *address, uint64_t bytes);
     void (*unreserve)(ms_engine *engine, void *address, uint64_t bytes);
 } ms_device_memory;
 

@@ -10,7 +10,8 @@
  * (3) new memory while under the limit;
  * (4) any row of free neighbours, with waits; what is missing to it at the top of the arena is new
  *     memory;
- * (5) what the application's collector frees.
+ * (5) what the application's collector frees;
+ * (6) free memory of other places, whose addresses it loses (pool_move.c).
  * (4) comes before (3) in a pool that would grow for ever: see takes_any. One that grows late gets
  * a spare block with (3) or (4), once: see add_spare. Nothing here asks whether a use has happened,
  * so offsets and peak are the same in every run, with data or without.
@@ -25,33 +26,21 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "exec/pool_blocks.h"
+#include "exec/pool_move.h"
 #include "exec/static_block.h"
 #include "exec/storage.h"
 #include "exec/stream.h"
 
-#define MS_POOL_ALIGN 64u
-#define MS_POOL_SPLIT 512u         /* a smaller rest stays with the block */
-#define MS_POOL_GROW (32ull << 20) /* commit in pieces of this size */
 #define MS_ARENA_GROW (2ull << 20) /* committing there takes the pages at once */
-#define MS_POOL_CHUNK 256          /* block structs allocated together */
 #define MS_POOL_SCAN 64            /* blocks of a bin that are looked at for the best fit */
+#define MS_POOL_ADDRESSES 4        /* times the limit */
 #define MS_PRESSURE_MIN (8ull << 20)
 /* Bounds of what a pool takes by growing where it has free blocks: see takes_any. */
 #define MS_POOL_GROWING_STEPS 16
 #define MS_POOL_SETTLED_STEPS 96
 #define MS_POOL_SPARE_STEPS 8
 #define MS_POOL_FREE_GROWTH (64ull << 20)
-
-/* The bin of a size. Four bins for each power of two: every block of a higher bin is larger than
- * every block of a lower one, so a search that starts in the bin of a request has to compare sizes
- * in that bin only. The logarithm gives the power of two, the two bits below the highest one the
- * quarter. */
-static uint32_t bin_of(uint64_t size)
-{
-    uint32_t log = 63u - (uint32_t)__builtin_clzll(size | MS_POOL_ALIGN);
-    uint32_t bin = (log - 6u) * 4u + (uint32_t)((size >> (log - 2u)) & 3u);
-    return bin < MS_POOL_BINS ? bin : MS_POOL_BINS - 1u;
-}
 
 /* A pool of the engine takes its memory from the device. */
 static int commit_own(void *user, void *address, uint64_t bytes)
@@ -60,21 +49,33 @@ static int commit_own(void *user, void *address, uint64_t bytes)
     return pool->memory->commit(pool->engine, address, bytes);
 }
 
-/* Reserves address space for the limit and nothing more, so that the arena never moves: addresses
- * stay valid for the life of a storage. The range is a little larger than the limit, as commits are
- * rounded up to whole pieces. */
+/* How much is committed at a time. Each piece is some calls of the driver on a GPU, which may wait
+ * for its work, so pieces are large there. A small GPU, a slice of one or a small limit has smaller
+ * ones: of a piece that is begun up to all may be unused, which is less than 1/32 of the limit. */
+static uint64_t piece_for(const ms_device_memory *memory, uint64_t limit)
+{
+    uint64_t bytes = MS_POOL_GROW;
+    while (bytes < memory->piece_most && bytes * 2 <= limit / 32) bytes *= 2;
+    return bytes;
+}
+
+/* Reserves address space, so that the arena never moves: addresses stay valid for the life of a
+ * storage. Where memory can get other addresses, there are more addresses than memory. Otherwise
+ * the range is a little larger than the limit, as commits are rounded up to whole pieces. */
 static ms_status open_own(ms_pool *pool, ms_engine *engine, const ms_device_memory *memory,
                           uint64_t limit)
 {
     pool->engine = engine;
     pool->limit = limit;
-    pool->grain = MS_POOL_GROW;
+    pool->grain = piece_for(memory, limit);
+    pool->moves = memory->moves && memory->moves(engine);
     pool->memory = memory;
     pool->commit = commit_own;
     pool->commit_user = pool;
     /* Address space only; where that is rationed, less of it will do. */
-    for (uint64_t bytes = (limit + (2 * MS_POOL_GROW - 1)) & ~(MS_POOL_GROW - 1);
-         bytes >= MS_POOL_GROW; bytes /= 2) {
+    uint64_t once = (limit + (2 * MS_POOL_GROW - 1)) & ~(MS_POOL_GROW - 1);
+    for (uint64_t bytes = pool->moves ? MS_POOL_ADDRESSES * once : once; bytes >= MS_POOL_GROW;
+         bytes = bytes > once ? once : bytes / 2) {
         pool->base = memory->reserve(engine, bytes);
         if (pool->base) {
             pool->reserved = bytes & ~(MS_POOL_GROW - 1);
@@ -150,13 +151,11 @@ void ms_pool_close(ms_engine *engine)
     }
 }
 
-static bool is_offload(const ms_pool *pool) { return pool == &pool->engine->offload; }
-
 void ms_pool_count_new(ms_pool *pool, uint64_t bytes)
 {
     ms_memory *m = &pool->engine->memory;
-    uint64_t *live = is_offload(pool) ? &m->offload_live : &m->live;
-    uint64_t *peak = is_offload(pool) ? &m->offload_peak : &m->peak;
+    uint64_t *live = ms_pool_is_offload(pool) ? &m->offload_live : &m->live;
+    uint64_t *peak = ms_pool_is_offload(pool) ? &m->offload_peak : &m->peak;
     *live += bytes;
     if (*live > *peak) *peak = *live;
     pool->live += bytes;
@@ -173,7 +172,7 @@ void ms_pool_count_gone(ms_pool *pool, uint64_t bytes)
 {
     ms_memory *m = &pool->engine->memory;
     pool->live -= bytes;
-    if (is_offload(pool)) m->offload_live -= bytes;
+    if (ms_pool_is_offload(pool)) m->offload_live -= bytes;
     else m->live -= bytes;
 }
 
@@ -227,74 +226,6 @@ ms_status ms_arena_storage(ms_arena *arena, ms_stream *stream, size_t bytes, ms_
     return ms_storage_new_in(&arena->pool, stream, bytes, out);
 }
 
-/* ------------------------------------------------------------ block structs */
-
-/* Makes sure of `count` unused structs. It comes before anything changes, so that taking and
- * splitting a block cannot fail half way. */
-static ms_status reserve_structs(ms_pool *pool, uint32_t count)
-{
-    ms_engine *engine = pool->engine;
-    ms_block *block = pool->unused;
-    while (count > 0 && block) {
-        count--;
-        block = block->next;
-    }
-    if (count == 0) return MS_OK;
-    ms_status status = ms_grow(&engine->context, (void **)&pool->chunks, &pool->chunk_capacity,
-                               pool->chunk_count + 1, sizeof *pool->chunks);
-    if (status) return status;
-    void *chunk = NULL;
-    status = ms_allocate(&engine->context, MS_POOL_CHUNK * sizeof(ms_block), "memory pool", &chunk);
-    if (status) return status;
-    pool->chunks[pool->chunk_count++] = chunk;
-    for (int i = MS_POOL_CHUNK - 1; i >= 0; i--) {
-        ms_block *unused = (ms_block *)chunk + i;
-        unused->next = pool->unused;
-        pool->unused = unused;
-    }
-    return MS_OK;
-}
-
-/* Zeroed: a block that is in use has `freed` 0. */
-static ms_block *struct_take(ms_pool *pool)
-{
-    ms_block *block = pool->unused;
-    MS_ASSERT(block); /* reserve_structs came first */
-    pool->unused = block->next;
-    memset(block, 0, sizeof *block);
-    return block;
-}
-
-/* Structs go back to the pool's own list; chunks are freed with the pool. */
-static void struct_give(ms_pool *pool, ms_block *block)
-{
-    block->next = pool->unused;
-    pool->unused = block;
-}
-
-/* --------------------------------------------------------------- free lists */
-
-/* Adds at the head of the bin: among the first blocks, which find_covered scans, are those freed
- * last. */
-static void list_add(ms_pool *pool, ms_block *block)
-{
-    MS_ASSERT(block->freed && block->offset + block->size <= pool->top);
-    ms_block **head = &pool->bins[bin_of(block->size)];
-    block->previous = NULL;
-    block->next = *head;
-    if (*head) (*head)->previous = block;
-    *head = block;
-}
-
-/* The bin is found from the size, so a block is taken off its list before its size changes. */
-static void list_remove(ms_pool *pool, ms_block *block)
-{
-    MS_ASSERT(block->freed);
-    if (block->previous) block->previous->next = block->next;
-    else pool->bins[bin_of(block->size)] = block->next;
-    if (block->next) block->next->previous = block->previous;
-}
-
 /* Whether the stream is after all former uses of the block. Its own uses are in order by
  * themselves. Only clocks are read and never what has run, so the answer is the same in every
  * run. */
@@ -310,7 +241,7 @@ static bool covered(const ms_stream *stream, const ms_block *block)
  * in every run and packs the arena from below. */
 static ms_block *find_covered(const ms_pool *pool, const ms_stream *stream, uint64_t size)
 {
-    for (uint32_t bin = bin_of(size); bin < MS_POOL_BINS; bin++) {
+    for (uint32_t bin = ms_pool_bin_of(size); bin < MS_POOL_BINS; bin++) {
         ms_block *best = NULL;
         uint32_t scanned = 0;
         for (ms_block *block = pool->bins[bin]; block && scanned < MS_POOL_SCAN;
@@ -325,53 +256,7 @@ static ms_block *find_covered(const ms_pool *pool, const ms_stream *stream, uint
     return NULL;
 }
 
-/* Neighbours without gaps, all of them free, that are large enough together. */
-typedef struct row {
-    ms_block *first, *last;
-    uint64_t bytes; /* of all of them */
-} row;
-
-/* The shortest row of at least `size` bytes that were freed at `before` or earlier; of equal ones
- * the lowest. The choice does not go by the order of frees: so a step that repeats the one before
- * it comes to repeat its places, too, and needs no more memory. All free blocks are looked at, as a
- * miss means growth or an error, and waits follow a hit. */
-static bool find_row(const ms_pool *pool, uint64_t size, uint64_t before, row *out)
-{
-    bool found = false;
-    row now = { 0 };
-    for (ms_block *block = before ? pool->last : NULL; block; block = block->before) {
-        if (!block->freed || block->freed > before) {
-            now = (row){ 0 };
-            continue;
-        }
-        now.first = block;
-        if (!now.last) now.last = block;
-        now.bytes += block->size;
-        while (now.bytes - now.last->size >= size) {
-            now.bytes -= now.last->size;
-            now.last = now.last->before;
-        }
-        if (now.bytes < size || (found && now.bytes > out->bytes)) continue;
-        found = true;
-        *out = now;
-    }
-    return found;
-}
-
 /* ----------------------------------------------------------- taking, giving */
-
-/* Joins a block with the free neighbour after it. Uses are joined by their maximum: whoever takes
- * the result must be after the users of both. */
-static void absorb(ms_pool *pool, ms_block *block, ms_block *other)
-{
-    block->size += other->size;
-    block->after = other->after;
-    if (other->after) other->after->before = block;
-    else pool->last = block;
-    for (uint16_t i = 0; i < pool->engine->stream_count; i++)
-        if (other->uses[i] > block->uses[i]) block->uses[i] = other->uses[i];
-    struct_give(pool, other);
-}
 
 /* Joins neighbours that were left apart and are covered for the stream. Runs only where the arena
  * would grow otherwise. */
@@ -381,50 +266,15 @@ static void join_covered(ms_pool *pool, const ms_stream *stream)
     if (!block) return;
     for (ms_block *before = block->before; before; before = block->before) {
         if (block->freed && before->freed && covered(stream, block) && covered(stream, before)) {
-            list_remove(pool, block);
-            list_remove(pool, before);
+            ms_pool_list_remove(pool, block);
+            ms_pool_list_remove(pool, before);
             if (block->freed > before->freed) before->freed = block->freed;
             before->apart |= block->apart;
-            absorb(pool, before, block);
-            list_add(pool, before);
+            ms_pool_absorb(pool, before, block);
+            ms_pool_list_add(pool, before);
         }
         block = before;
     }
-}
-
-/* Moves the top of the arena up to `end`; false where the limit or the machine refuses.
- * memory.reserved counts what was handed out at least once. */
-static bool raise_top(ms_pool *pool, uint64_t end)
-{
-    ms_engine *engine = pool->engine;
-    if (end > pool->limit || end > pool->reserved) return false;
-    if (end > pool->committed) {
-        uint64_t upto = (end + pool->grain - 1) & ~(pool->grain - 1);
-        if (upto > pool->reserved) upto = pool->reserved;
-        pool->is_full =
-            pool->commit(pool->commit_user, pool->base + pool->committed, upto - pool->committed)
-            != 0;
-        if (pool->is_full) return false;
-        pool->committed = upto;
-        ms_log(&engine->context, MS_LOG_DEBUG, "a memory pool grows to %llu MiB (live %llu MiB)",
-               (unsigned long long)(upto >> 20), (unsigned long long)(engine->memory.live >> 20));
-    }
-    if (!is_offload(pool)) engine->memory.reserved += end - pool->top;
-    pool->top = end;
-    pool->grew = true;
-    return true;
-}
-
-/* A block at the end of the arena, in no list. */
-static ms_block *append(ms_pool *pool, uint64_t offset, uint64_t size)
-{
-    ms_block *block = struct_take(pool);
-    block->offset = offset;
-    block->size = size;
-    block->before = pool->last;
-    if (pool->last) pool->last->after = block;
-    pool->last = block;
-    return block;
 }
 
 /* New memory at the top of the arena; NULL where the limit or the machine refuses. A covered free
@@ -434,71 +284,31 @@ static ms_block *grow(ms_pool *pool, ms_stream *stream, uint64_t size)
     ms_block *last =
         pool->last && pool->last->freed && covered(stream, pool->last) ? pool->last : NULL;
     if (last && last->size >= size) { /* beyond what find_covered scanned */
-        list_remove(pool, last);
+        ms_pool_list_remove(pool, last);
         return last;
     }
     uint64_t begin = last ? last->offset : pool->top;
-    if (!raise_top(pool, begin + size)) return NULL;
+    if (!ms_pool_raise_top(pool, begin + size)) return NULL;
     if (last) {
-        list_remove(pool, last);
+        ms_pool_list_remove(pool, last);
         last->size = size;
         return last;
     }
-    return append(pool, begin, size);
-}
-
-/* Cuts the block to `size` and frees the rest, which inherits the uses and the time of the whole. A
- * rest below MS_POOL_SPLIT stays with the block: such small blocks would only fill the bins. The
- * rest is covered for whoever is after the former users of the whole. */
-static void split(ms_pool *pool, ms_block *block, uint64_t size)
-{
-    if (block->size - size < MS_POOL_SPLIT) return;
-    ms_block *rest = struct_take(pool);
-    rest->offset = block->offset + size;
-    rest->size = block->size - size;
-    rest->freed = block->freed;
-    rest->apart = block->apart;
-    memcpy(rest->uses, block->uses, sizeof rest->uses);
-    rest->before = block;
-    rest->after = block->after;
-    if (rest->after) rest->after->before = rest;
-    else pool->last = rest;
-    block->after = rest;
-    block->size = size;
-    list_add(pool, rest);
-}
-
-/* Makes one block of the row, off the free lists, of `size` bytes. What is left of the last one
- * keeps its own uses. */
-static ms_block *join_row(ms_pool *pool, row found, uint64_t size)
-{
-    ms_block *block = found.first;
-    list_remove(pool, found.last);
-    split(pool, found.last, size - (found.bytes - found.last->size));
-    const ms_block *end = found.last->after;
-    if (block != found.last) list_remove(pool, block);
-    while (block->after != end) {
-        ms_block *next = block->after;
-        if (next != found.last) list_remove(pool, next);
-        if (next->freed > block->freed) block->freed = next->freed;
-        block->apart |= next->apart;
-        absorb(pool, block, next);
-    }
-    return block;
+    return ms_pool_append(pool, begin, size);
 }
 
 /* The free blocks at the top of the arena and as much new memory as is missing to `size`, off the
  * free lists; NULL where the limit or the machine refuses. */
 static ms_block *grow_top(ms_pool *pool, uint64_t size)
 {
-    row top = { .last = pool->last };
+    ms_pool_row top = { .last = pool->last };
     for (ms_block *block = pool->last; block && block->freed; block = block->before) {
         top.first = block;
         top.bytes += block->size;
     }
-    if (!top.first || top.bytes >= size || !raise_top(pool, pool->top + size - top.bytes))
+    if (!top.first || top.bytes >= size || !ms_pool_raise_top(pool, pool->top + size - top.bytes))
         return NULL;
-    ms_block *block = join_row(pool, top, top.bytes);
+    ms_block *block = ms_pool_join_row(pool, top, top.bytes);
     block->size = size;
     return block;
 }
@@ -523,7 +333,8 @@ static bool takes_any(const ms_pool *pool, uint64_t size)
              bound = (pool->steps ? 3 : 2) * peak;
     if (bound < MS_POOL_FREE_GROWTH) bound = MS_POOL_FREE_GROWTH;
     return pool->growing_steps >= MS_POOL_GROWING_STEPS
-           || pool->steps - pool->grown_at >= MS_POOL_SETTLED_STEPS || pool->top + size > bound;
+           || pool->steps - pool->grown_at >= MS_POOL_SETTLED_STEPS
+           || pool->top - pool->bare + size > bound;
 }
 
 /* A free block at the top of the arena, as large as the largest request. A pool gets one, if it
@@ -535,24 +346,26 @@ static void add_spare(ms_pool *pool)
     if (pool->has_spare || pool->steps - pool->grown_at < MS_POOL_SPARE_STEPS) return;
     uint64_t offset = pool->top;
     pool->has_spare = true;
-    if (!raise_top(pool, offset + pool->largest)) return;
-    ms_block *block = append(pool, offset, pool->largest);
+    if (!ms_pool_raise_top(pool, offset + pool->largest)) return;
+    ms_block *block = ms_pool_append(pool, offset, pool->largest);
     block->freed = 1; /* before any step's end */
-    list_add(pool, block);
+    ms_pool_list_add(pool, block);
 }
 
 /* A block of at least `size` bytes for which the stream may have to wait, off the free lists; or
  * NULL. */
 static ms_block *find_or_grow(ms_pool *pool, ms_stream *stream, uint64_t size)
 {
-    row found;
-    if (find_row(pool, size, pool->frees_before, &found)) return join_row(pool, found, size);
+    ms_pool_row found;
+    if (ms_pool_find_row(pool, size, pool->frees_before, &found))
+        return ms_pool_join_row(pool, found, size);
     bool any = takes_any(pool, size), needs = pool->used + size > pool->used_peak;
-    if (any && find_row(pool, size, UINT64_MAX, &found)) return join_row(pool, found, size);
+    if (any && ms_pool_find_row(pool, size, UINT64_MAX, &found))
+        return ms_pool_join_row(pool, found, size);
     uint64_t top = pool->top;
     ms_block *block = grow(pool, stream, size);
-    if (!block && !any && find_row(pool, size, UINT64_MAX, &found))
-        return join_row(pool, found, size);
+    if (!block && !any && ms_pool_find_row(pool, size, UINT64_MAX, &found))
+        return ms_pool_join_row(pool, found, size);
     if (!block) block = grow_top(pool, size);
     if (pool->top > top && !needs) add_spare(pool);
     return block;
@@ -625,7 +438,7 @@ static ms_status out_of_memory(const ms_pool *pool, uint64_t bytes)
         most->bytes = 0;
     }
     ms_memory m = engine->memory;
-    if (is_offload(pool))
+    if (ms_pool_is_offload(pool))
         return ms_engine_fail(engine, MS_ERROR_MEMORY,
                               "no memory of the host for %llu bytes that are offloaded: offloaded "
                               "live %llu, peak %llu, limit %llu: end other processes, or offload "
@@ -667,7 +480,7 @@ static ms_block *choose(ms_pool *pool, ms_stream *stream, uint64_t size)
         block = find_covered(pool, stream, size);
     }
     if (!block) return find_or_grow(pool, stream, size);
-    list_remove(pool, block);
+    ms_pool_list_remove(pool, block);
     return block;
 }
 
@@ -681,7 +494,7 @@ ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block 
     uint64_t canaries = MS_CANARY ? MS_CELLS_MAX : 0;
     /* Also keeps the sum below from overflowing. */
     pool->is_full = pool->reserved < pool->limit;
-    if (bytes > pool->reserved) return out_of_memory(pool, bytes);
+    if (bytes > pool->reserved || bytes > pool->limit) return out_of_memory(pool, bytes);
     uint64_t size = (bytes + canaries + MS_POOL_ALIGN - 1) & ~(uint64_t)(MS_POOL_ALIGN - 1);
     if (size == 0) size = MS_POOL_ALIGN;
     note_step(pool);
@@ -689,18 +502,20 @@ ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block 
     ms_block *block = NULL;
     for (int attempt = 0; !block; attempt++) {
         /* One for a new block, one for the rest of a split or a spare block. */
-        ms_status status = reserve_structs(pool, 2);
+        ms_status status = ms_pool_reserve_structs(pool, 2);
         if (status) return status;
         block = choose(pool, stream, size);
-        if (!block && (attempt > 0 || !engine->collect || !engine->collect(engine->collect_user)))
-            return out_of_memory(pool, bytes);
+        if (block) break;
+        if (attempt == 0 && engine->collect && engine->collect(engine->collect_user)) continue;
+        block = ms_pool_move(pool, size);
+        if (!block) return out_of_memory(pool, bytes);
     }
     ms_status status = wait_for_users(pool, stream, block);
     if (status) {
-        list_add(pool, block);
+        ms_pool_list_add(pool, block);
         return status;
     }
-    split(pool, block, size);
+    ms_pool_split(pool, block, size);
     block->freed = 0;
     block->apart = false;
     memcpy(uses, block->uses, engine->stream_count * sizeof *uses);
@@ -729,17 +544,17 @@ void ms_pool_give(ms_pool *pool, ms_block *block, const uint64_t uses[MS_STREAMS
     block->apart = apart;
     pool->has_apart |= apart;
     if (!apart && block->after && block->after->freed && !block->after->apart) {
-        list_remove(pool, block->after);
-        absorb(pool, block, block->after);
+        ms_pool_list_remove(pool, block->after);
+        ms_pool_absorb(pool, block, block->after);
     }
     if (!apart && block->before && block->before->freed && !block->before->apart) {
         ms_block *before = block->before;
-        list_remove(pool, before);
-        absorb(pool, before, block);
+        ms_pool_list_remove(pool, before);
+        ms_pool_absorb(pool, before, block);
         block = before;
     }
     block->freed = ++pool->frees;
-    list_add(pool, block);
+    ms_pool_list_add(pool, block);
 }
 
 /* Of all pools of the engine together. */

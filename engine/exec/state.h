@@ -159,6 +159,7 @@ struct ms_block {
     uint64_t offset, size;
     uint64_t freed;                /* when, as a count of frees; 0: in use */
     bool apart;                    /* free, and not joined with its neighbours: see pool.c */
+    bool bare;                     /* not free, and without memory: see pool_move.c */
     ms_static_block *fixed;        /* to which it belongs, or NULL */
     uint64_t uses[MS_STREAMS_MAX]; /* of its former owners: what must be waited for */
 };
@@ -173,14 +174,16 @@ struct ms_static_block {
 };
 
 /* The engine's own pool, or one over memory that a layer above has brought (ms_arena). The arena
- * only grows at its top; freed blocks go to bins by size. All decisions are made on the host
- * thread. */
+ * grows at its top; freed blocks go to bins by size, and may lose their memory to other addresses
+ * (pool_move.c). All decisions are made on the host thread. */
 struct ms_pool {
     ms_engine *engine;
     char *base; /* of the reserved range; in sim a number that is never used */
-    /* Bytes: reserved address space; committed memory; memory handed out at least once. */
-    uint64_t reserved, committed, top;
-    uint64_t limit, grain;          /* of top; commit in pieces of this size */
+    /* Bytes: reserved address space; up to where there is memory, and up to where some was handed
+     * out at least once; what of that has none any more. */
+    uint64_t reserved, committed, top, bare;
+    uint64_t limit, grain;          /* of top - bare; commit in pieces of this size */
+    bool moves;                     /* see ms_device_memory */
     const ms_device_memory *memory; /* NULL: an arena's, which its maker keeps */
     ms_commit_function commit;
     void *commit_user;

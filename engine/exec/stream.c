@@ -288,8 +288,7 @@ static void mark_spoiled(ms_stream *stream)
  * race. The first cause in order of streams is reported. */
 void ms_streams_report(ms_engine *engine)
 {
-    for (uint16_t i = 0; i < engine->stream_count; i++)
-        ms_engine_await(engine->streams[i], engine->streams[i]->enqueued);
+    ms_streams_await(engine);
     const ms_stream *first = NULL;
     for (uint16_t i = 0; i < engine->stream_count; i++) {
         ms_stream *stream = engine->streams[i];
@@ -364,6 +363,12 @@ void ms_engine_await(ms_stream *stream, uint64_t seq)
     ms_activity_begin(engine->context.activity);
     engine->device->await(stream, seq);
     ms_activity_end(engine->context.activity);
+}
+
+void ms_streams_await(ms_engine *engine)
+{
+    for (uint16_t i = 0; i < engine->stream_count; i++)
+        ms_engine_await(engine->streams[i], engine->streams[i]->enqueued);
 }
 
 /* Hooks run inside backward on the host: a wait there would stop the host from enqueueing what the

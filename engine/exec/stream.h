@@ -11,6 +11,8 @@ ms_status ms_stream_hand_over(ms_stream *stream, ms_launch *launch, uint8_t kind
 void ms_streams_report(ms_engine *engine);
 /* Blocks the host until the stream has reached seq; the host's activity shows the wait. */
 void ms_engine_await(ms_stream *stream, uint64_t seq);
+/* The same, for all that is enqueued on any stream. */
+void ms_streams_await(ms_engine *engine);
 ms_status ms_stream_wait_seq(ms_stream *stream, ms_stream *of, uint64_t seq);
 
 /* While it runs, the stream's last number keeps so many multiprocessors of a GPU from other

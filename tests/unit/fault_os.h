@@ -54,6 +54,12 @@ static int fault_commit(void *user, void *address, size_t bytes, bool huge)
                             : fault->real->commit(fault->real->user, address, bytes, huge);
 }
 
+static int fault_decommit(void *user, void *address, size_t bytes)
+{
+    fault_os *fault = user;
+    return fault_now(fault) ? -ENOMEM : fault->real->decommit(fault->real->user, address, bytes);
+}
+
 static void *fault_reserve(void *user, size_t bytes)
 {
     fault_os *fault = user;
@@ -120,6 +126,7 @@ static inline void fault_os_init(fault_os *fault)
     fault->table.reallocate = fault_reallocate;
     fault->table.release = fault_release;
     fault->table.commit = fault_commit;
+    fault->table.decommit = fault_decommit;
     fault->table.reserve = fault_reserve;
     fault->table.thread_start = fault_thread_start;
     fault->table.open = fault_counted_open;

@@ -253,6 +253,18 @@ static int cpu_commit(ms_engine *engine, void *address, uint64_t bytes)
     return engine->context.os->commit(engine->context.os->user, address, bytes, true);
 }
 
+static bool cpu_moves(const ms_engine *engine)
+{
+    (void)engine;
+    return true;
+}
+
+/* The pages go back to the system, which has others where memory is committed next. */
+static int cpu_decommit(ms_engine *engine, void *address, uint64_t bytes)
+{
+    return engine->context.os->decommit(engine->context.os->user, address, bytes);
+}
+
 /* Gives back address space and memory together. */
 static void cpu_unreserve(ms_engine *engine, void *address, uint64_t bytes)
 {
@@ -288,6 +300,8 @@ static uint64_t cpu_capacity(const ms_engine *engine)
 static const ms_device_memory memory = { .capacity = cpu_capacity,
                                          .reserve = cpu_reserve,
                                          .commit = cpu_commit,
+                                         .moves = cpu_moves,
+                                         .decommit = cpu_decommit,
                                          .unreserve = cpu_unreserve };
 
 const ms_device ms_device_cpu = {

@@ -141,6 +141,8 @@ typedef struct ms_cuda_kernel_call {
       (ms_cuda_address, const void *host, size_t bytes, ms_cuda_stream))                          \
     X(copy_out, "cuMemcpyDtoHAsync_v2",                                                           \
       (void *host, ms_cuda_address, size_t bytes, ms_cuda_stream))                                \
+    X(copy_inside, "cuMemcpyDtoDAsync_v2",                                                        \
+      (ms_cuda_address, ms_cuda_address from, size_t bytes, ms_cuda_stream))                      \
     X(module_load, "cuModuleLoadData", (ms_cuda_module *, const void *image))                     \
     X(module_unload, "cuModuleUnload", (ms_cuda_module))                                          \
     X(module_function, "cuModuleGetFunction",                                                     \

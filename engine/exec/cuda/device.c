@@ -43,6 +43,7 @@ static void cuda_close(ms_engine *engine, void *state)
     if (self->reader) (void)self->cuda.stream_destroy(self->reader);
     if (self->builder) (void)self->cuda.stream_destroy(self->builder);
     ms_release(&engine->context, self->spare);
+    ms_release(&engine->context, self->parked);
     (void)self->cuda.context_release(self->gpu);
     ms_release(&engine->context, self);
 }
@@ -62,6 +63,8 @@ static ms_cuda_result prepare(ms_cuda_device *self, int *major, int *minor)
     self->grain = 1 << 21;
     if (!result && self->has_virtual)
         result = cuda->granularity(&self->grain, &properties, MS_CUDA_GRANULARITY_RECOMMENDED);
+    /* The pool moves granules of 2 MiB, which is what all GPUs have. */
+    if (self->grain > 1 << 21) self->has_virtual = false;
     if (!result)
         result = cuda->stream_create(&self->reader, MS_CUDA_STREAM_NON_BLOCKING, self->least);
     if (!result) result = cuda->event_create(&self->began, MS_CUDA_EVENT_NO_TIMING);

@@ -35,11 +35,20 @@
  * oldest. */
 #define MS_CUDA_POINTS 64
 
-/* A range of addresses, of which the first `committed` bytes have memory. */
+/* A piece of memory, and where in a range of addresses it is. */
+typedef struct ms_cuda_mapped {
+    ms_cuda_memory memory;
+    size_t offset, bytes;
+} ms_cuda_mapped;
+
+/* A range of addresses, of which these pieces have memory, in any order. `outside` has none, and
+ * its first `committed` bytes are registered. */
 typedef struct ms_cuda_range {
     struct ms_cuda_range *next;
     ms_cuda_address base;
     size_t bytes, committed;
+    ms_cuda_mapped *pieces;
+    size_t count, capacity;
 } ms_cuda_range;
 
 typedef struct ms_cuda_image {
@@ -101,6 +110,8 @@ typedef struct ms_cuda_device {
     bool has_virtual;    /* memory can be given addresses later */
     size_t grain;        /* of memory */
     ms_cuda_range *ranges;
+    ms_cuda_mapped *parked; /* pieces that lost their addresses, and get others next */
+    size_t parked_count, parked_capacity;
     ms_cuda_range outside; /* offload.c; no bytes: there is none */
     ms_cuda_event *spare;  /* events that are free */
     size_t spare_count, spare_capacity;

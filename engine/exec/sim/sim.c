@@ -184,6 +184,15 @@ static int sim_commit(ms_engine *engine, void *address, uint64_t bytes)
     return 0;
 }
 
+static bool sim_moves(const ms_engine *engine)
+{
+    (void)engine;
+    return true;
+}
+
+/* As on the device that is simulated: of a GPU, what is offloaded keeps its addresses. */
+static bool sim_moves_outside(const ms_engine *engine) { return !ms_engine_is_for_gpu(engine); }
+
 static void sim_unreserve(ms_engine *engine, void *address, uint64_t bytes)
 {
     (void)engine;
@@ -215,10 +224,14 @@ static uint64_t sim_outside(const ms_engine *engine)
 static const ms_device_memory memory = { .capacity = sim_capacity,
                                          .reserve = sim_reserve,
                                          .commit = sim_commit,
+                                         .moves = sim_moves,
+                                         .decommit = sim_commit,
                                          .unreserve = sim_unreserve },
                               outside = { .capacity = sim_outside,
                                           .reserve = sim_reserve,
                                           .commit = sim_commit,
+                                          .moves = sim_moves_outside,
+                                          .decommit = sim_commit,
                                           .unreserve = sim_unreserve };
 
 const ms_device ms_device_sim = {

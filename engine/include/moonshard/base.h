@@ -132,6 +132,8 @@ typedef struct ms_os {
      * usable (zeroed; with huge pages if asked and possible) or answers -ENOMEM */
     void *(*reserve)(void *user, size_t bytes);
     int (*commit)(void *user, void *address, size_t bytes, bool huge);
+    /* The opposite of commit, for whole pages: it answers 0, or -errno and has changed nothing. */
+    int (*decommit)(void *user, void *address, size_t bytes);
     void (*unreserve)(void *user, void *address, size_t bytes);
     /* files: offsets and counts in bytes; read and write may move less than asked (0 from read: end
      * of file) */

@@ -29,9 +29,9 @@
  *   threads of one process NCCL, before a fix of 2026, maps only the first of the cuMemCreate
  *   handles that make up registered memory, and would read past it.
  * - Between processes registering is without effect on memory of the pool: its handles cannot be
- *   exported (requestedHandleTypes is 0). The pool joins pieces of 32 MiB to larger storages, of
- *   which NCCL 2.28 would import the first piece only (NVIDIA/nccl#1820). The same is true of what
- *   NCCL registers by itself while a call is captured (NCCL_GRAPH_REGISTER).
+ *   exported (requestedHandleTypes is 0). A storage may be in several pieces of the pool, of which
+ *   NCCL 2.28 would import the first one only (NVIDIA/nccl#1820). The same is true of what NCCL
+ *   registers by itself while a call is captured (NCCL_GRAPH_REGISTER).
  * - Limits of what NCCL takes of a GPU (CTAs) come from ms_comm_options; its own variables
  *   NCCL_MIN_CTAS and NCCL_MAX_CTAS have priority.
  * - A call that comes again with the same memory is launched as a graph (graphs.c). NCCL closes and
