@@ -5,7 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MIB = 1 << 20, COUNT = 16 };
+/* CANARY: bytes that builds with canaries add to each block, after its storage. */
+enum { MIB = 1 << 20, COUNT = 16, CANARY = MS_CANARY ? MS_CELLS_MAX : 0 };
 
 static ms_engine *limited_to(uint64_t memory_bytes)
 {
@@ -31,7 +32,7 @@ static void pieces_go_with_the_limit(void **state)
         ms_storage *storages[32];
         unsigned before = calls("cuMemCreate");
         for (int k = 0; k < 32; k++)
-            storages[k] = storage_of(ms_engine_current(engine), 32 * MIB - MS_CELLS_MAX);
+            storages[k] = storage_of(ms_engine_current(engine), 32 * MIB - CANARY);
         assert_int_equal(calls("cuMemCreate") - before, cases[i].pieces);
         for (int k = 0; k < 32; k++) ms_storage_release(storages[k]);
         ms_engine_free(engine);
@@ -64,7 +65,7 @@ static ms_engine *fragmented(ms_storage *slots[COUNT])
     ms_stream *stream = ms_engine_current(engine);
     for (int i = 0; i < COUNT; i++) {
         float value = (float)i;
-        slots[i] = storage_of(stream, 4 * MIB - (MS_CANARY ? MS_CELLS_MAX : 0));
+        slots[i] = storage_of(stream, 4 * MIB - CANARY);
         assert_int_equal(ms_stream_copy_in(stream, slots[i], 0, &value, 4, NULL), MS_OK);
         assert_int_equal(ms_stream_copy_in(stream, slots[i], 3 * MIB, &value, 4, NULL), MS_OK);
     }
@@ -93,11 +94,11 @@ static void a_move_that_is_refused_loses_nothing(void **state)
         ms_engine *engine = fragmented(slots);
         ms_stream *stream = ms_engine_current(engine);
         fails(refused[i], 2);
-        assert_int_equal(ms_storage_new(stream, 24 * MIB, &large), MS_ERROR_MEMORY);
+        assert_int_equal(ms_storage_new(stream, 24 * MIB - CANARY, &large), MS_ERROR_MEMORY);
         assert_non_null(strstr(ms_engine_error(engine)->message, "kept by the pool"));
         assert_int_equal(ms_engine_memory(engine).moved, 0);
         assert_values(slots);
-        large = storage_of(stream, 24 * MIB);
+        large = storage_of(stream, 24 * MIB - CANARY);
         assert_int_equal(ms_engine_memory(engine).reserved, COUNT * 4 * MIB);
         assert_values(slots);
         ms_storage_release(large);
@@ -118,7 +119,7 @@ static void values_that_are_lost_are_an_error(void **state)
     /* The free block begins a piece: one map to copy the rest of that, then one to stay. */
     snprintf(call, sizeof call, "cuMemMap:%u", calls("cuMemMap") + 2);
     setenv("MOONSHARD_STAND_IN_FAIL", call, 1);
-    assert_int_equal(ms_storage_new(stream, 24 * MIB, &large), MS_ERROR_MEMORY);
+    assert_int_equal(ms_storage_new(stream, 24 * MIB - CANARY, &large), MS_ERROR_MEMORY);
     unsetenv("MOONSHARD_STAND_IN_FAIL");
     assert_int_not_equal(ms_stream_sync(stream), MS_OK);
     assert_non_null(strstr(ms_engine_error(engine)->message, "memory that keeps its address"));
@@ -137,11 +138,10 @@ static void a_whole_piece_is_not_copied(void **state)
     ms_engine *engine = limited_to(256 * MIB);
     ms_stream *stream = ms_engine_current(engine);
     ms_storage *slots[8], *large = NULL;
-    for (int i = 0; i < 8; i++)
-        slots[i] = storage_of(stream, 32 * MIB - (MS_CANARY ? MS_CELLS_MAX : 0));
+    for (int i = 0; i < 8; i++) slots[i] = storage_of(stream, 32 * MIB - CANARY);
     for (int i = 0; i < 8; i += 2) ms_storage_release(slots[i]);
     unsigned created = calls("cuMemCreate"), copied = calls("cuMemcpyDtoDAsync_v2");
-    large = storage_of(stream, 64 * MIB - (MS_CANARY ? MS_CELLS_MAX : 0));
+    large = storage_of(stream, 64 * MIB - CANARY);
     assert_int_equal(ms_engine_memory(engine).moved, 64 * MIB);
     assert_int_equal(calls("cuMemCreate"), created);
     assert_int_equal(calls("cuMemcpyDtoDAsync_v2"), copied);
