@@ -1,8 +1,8 @@
 /* pool_blocks.h: the blocks of a pool's arena. For pool*.c only.
  *
  * Invariants
- * - Blocks lie one after the other, without gaps, from the start of the arena to pool->top. Each is
- *   in use, free, or without memory (`bare`). Free ones are in a list by size; a search takes one
+ * - Blocks follow one after the other, without gaps, from the start of the arena to pool->top. Each
+ * is in use, free, or without memory (`bare`). Free ones are in a list by size; a search takes one
  *   off its list before it changes it.
  * - Addresses up to pool->committed have memory, except those of blocks without memory, which are
  *   whole granules. The pool has handed out top - bare bytes, at most its limit.
@@ -10,7 +10,7 @@
 #ifndef MOONSHARD_EXEC_POOL_BLOCKS_H
 #define MOONSHARD_EXEC_POOL_BLOCKS_H
 
-#include "exec/pool.h"
+#include "exec/state.h"
 
 #define MS_POOL_ALIGN 64u
 #define MS_POOL_GROW (32ull << 20)   /* commit in pieces of this size, or of a multiple on a GPU */

@@ -18,7 +18,7 @@
 #ifndef MOONSHARD_EXEC_POOL_MOVE_H
 #define MOONSHARD_EXEC_POOL_MOVE_H
 
-#include "exec/pool.h"
+#include "exec/state.h"
 
 /* A free block of `size` bytes or a little more, off the free lists. NULL: the limit does not allow
  * it, too little is free in whole granules, or the memory cannot be moved. It may have been moved

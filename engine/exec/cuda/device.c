@@ -43,7 +43,7 @@ static void cuda_close(ms_engine *engine, void *state)
     if (self->reader) (void)self->cuda.stream_destroy(self->reader);
     if (self->builder) (void)self->cuda.stream_destroy(self->builder);
     ms_release(&engine->context, self->spare);
-    ms_release(&engine->context, self->parked);
+    ms_release(&engine->context, self->memory.parked);
     (void)self->cuda.context_release(self->gpu);
     ms_release(&engine->context, self);
 }
@@ -59,12 +59,13 @@ static ms_cuda_result prepare(ms_cuda_device *self, int *major, int *minor)
     if (!result) result = cuda->gpu_attribute(minor, MS_CUDA_MINOR, self->gpu);
     if (!result) result = cuda->gpu_attribute(&has_virtual, MS_CUDA_VIRTUAL_MEMORY, self->gpu);
     if (!result) result = cuda->priorities(&self->least, &self->greatest);
-    self->has_virtual = has_virtual != 0;
-    self->grain = 1 << 21;
-    if (!result && self->has_virtual)
-        result = cuda->granularity(&self->grain, &properties, MS_CUDA_GRANULARITY_RECOMMENDED);
+    self->memory.has_virtual = has_virtual != 0;
+    self->memory.grain = 1 << 21;
+    if (!result && self->memory.has_virtual)
+        result =
+            cuda->granularity(&self->memory.grain, &properties, MS_CUDA_GRANULARITY_RECOMMENDED);
     /* The pool moves granules of 2 MiB, which is what all GPUs have. */
-    if (self->grain > 1 << 21) self->has_virtual = false;
+    if (self->memory.grain > 1 << 21) self->memory.has_virtual = false;
     if (!result)
         result = cuda->stream_create(&self->reader, MS_CUDA_STREAM_NON_BLOCKING, self->least);
     if (!result) result = cuda->event_create(&self->began, MS_CUDA_EVENT_NO_TIMING);

@@ -20,7 +20,7 @@ static ms_cuda_allocation of_gpu(const ms_cuda_device *self)
 /* Where memory cannot be given addresses later, all of it is taken at once. */
 static ms_cuda_result take_addresses(const ms_cuda_device *self, ms_cuda_range *range)
 {
-    if (self->has_virtual) return self->cuda.reserve(&range->base, range->bytes, 0, 0, 0);
+    if (self->memory.has_virtual) return self->cuda.reserve(&range->base, range->bytes, 0, 0, 0);
     return self->cuda.allocate(&range->base, range->bytes);
 }
 
@@ -31,20 +31,20 @@ static void *reserve(ms_engine *engine, uint64_t bytes)
     if (ms_allocate(&engine->context, sizeof(ms_cuda_range), "range of addresses", &memory))
         return NULL;
     ms_cuda_range *range = memory;
-    range->bytes = round_up(bytes, self->grain);
+    range->bytes = round_up(bytes, self->memory.grain);
     ms_cuda_result result = take_addresses(self, range);
     if (result) {
         ms_release(&engine->context, range);
         return NULL;
     }
-    range->next = self->ranges;
-    self->ranges = range;
+    range->next = self->memory.ranges;
+    self->memory.ranges = range;
     return (void *)(uintptr_t)range->base;
 }
 
 static ms_cuda_range *range_of(const ms_cuda_device *self, ms_cuda_address address)
 {
-    ms_cuda_range *range = self->ranges;
+    ms_cuda_range *range = self->memory.ranges;
     while (range && (address < range->base || address - range->base >= range->bytes))
         range = range->next;
     return range;
@@ -54,8 +54,8 @@ static ms_cuda_range *range_of(const ms_cuda_device *self, ms_cuda_address addre
 
 static void release_parked(ms_cuda_device *self)
 {
-    while (self->parked_count > 0)
-        (void)self->cuda.memory_release(self->parked[--self->parked_count].memory);
+    while (self->memory.parked_count > 0)
+        (void)self->cuda.memory_release(self->memory.parked[--self->memory.parked_count].memory);
 }
 
 /* New memory without an address. What is parked makes room if need be. */
@@ -63,7 +63,7 @@ static ms_cuda_result make(ms_cuda_device *self, size_t bytes, ms_cuda_memory *o
 {
     ms_cuda_allocation properties = of_gpu(self);
     ms_cuda_result result = self->cuda.memory_create(out, bytes, &properties, 0);
-    if (!result || !self->parked_count) return result;
+    if (!result || !self->memory.parked_count) return result;
     release_parked(self);
     return self->cuda.memory_create(out, bytes, &properties, 0);
 }
@@ -71,19 +71,20 @@ static ms_cuda_result make(ms_cuda_device *self, size_t bytes, ms_cuda_memory *o
 /* The largest parked piece of at most *bytes, or a new one of just these. */
 static ms_cuda_result make_or_take(ms_cuda_device *self, size_t *bytes, ms_cuda_memory *out)
 {
-    size_t best = self->parked_count;
-    for (size_t i = 0; i < self->parked_count; i++)
-        if (self->parked[i].bytes <= *bytes
-            && (best == self->parked_count || self->parked[i].bytes > self->parked[best].bytes))
+    size_t best = self->memory.parked_count;
+    for (size_t i = 0; i < self->memory.parked_count; i++)
+        if (self->memory.parked[i].bytes <= *bytes
+            && (best == self->memory.parked_count
+                || self->memory.parked[i].bytes > self->memory.parked[best].bytes))
             best = i;
-    if (best == self->parked_count) {
+    if (best == self->memory.parked_count) {
         /* None fits, so none of them will be used. */
         release_parked(self);
         return make(self, *bytes, out);
     }
-    *bytes = self->parked[best].bytes;
-    *out = self->parked[best].memory;
-    self->parked[best] = self->parked[--self->parked_count];
+    *bytes = self->memory.parked[best].bytes;
+    *out = self->memory.parked[best].memory;
+    self->memory.parked[best] = self->memory.parked[--self->memory.parked_count];
     return MS_CUDA_SUCCESS;
 }
 
@@ -92,8 +93,9 @@ static bool has_room(ms_engine *engine, ms_cuda_range *range, size_t count)
 {
     ms_cuda_device *self = ms_cuda_of(engine);
     if (!range)
-        return !ms_grow(&engine->context, (void **)&self->parked, &self->parked_capacity,
-                        self->parked_count + count, sizeof *self->parked);
+        return !ms_grow(&engine->context, (void **)&self->memory.parked,
+                        &self->memory.parked_capacity, self->memory.parked_count + count,
+                        sizeof *self->memory.parked);
     return !ms_grow(&engine->context, (void **)&range->pieces, &range->capacity,
                     range->count + count, sizeof *range->pieces);
 }
@@ -118,7 +120,7 @@ static void unmap(ms_cuda_device *self, ms_cuda_range *range, size_t i, bool kee
 {
     ms_cuda_mapped gone = range->pieces[i];
     (void)self->cuda.unmap(range->base + gone.offset, gone.bytes);
-    if (keeps) self->parked[self->parked_count++] = gone;
+    if (keeps) self->memory.parked[self->memory.parked_count++] = gone;
     else (void)self->cuda.memory_release(gone.memory);
     range->pieces[i] = range->pieces[--range->count];
 }
@@ -132,7 +134,7 @@ static int commit(ms_engine *engine, void *address, uint64_t bytes)
     if (!range) return -EFAULT;
     size_t offset = at - range->base, done = 0, before = range->count;
     if (offset + bytes > range->bytes) return -ENOMEM;
-    if (!self->has_virtual) return 0;
+    if (!self->memory.has_virtual) return 0;
     ms_cuda_result result = MS_CUDA_SUCCESS;
     while (!result && done < bytes) {
         ms_cuda_mapped piece = { .offset = offset + done, .bytes = bytes - done };
@@ -156,8 +158,8 @@ static int commit(ms_engine *engine, void *address, uint64_t bytes)
  * its addresses. So pieces can be large, and no choice of the pool depends on them. */
 
 /* Copies `piece.bytes` at its place in the range to the memory of the piece. */
-static ms_cuda_result copy_aside(const ms_cuda_device *self, const ms_cuda_range *range,
-                                 ms_cuda_mapped piece)
+static ms_cuda_result copy_rest(const ms_cuda_device *self, const ms_cuda_range *range,
+                                ms_cuda_mapped piece)
 {
     ms_cuda_address at = 0;
     ms_cuda_result result = self->cuda.reserve(&at, piece.bytes, 0, 0, 0);
@@ -191,7 +193,7 @@ static ms_cuda_result keep_ends(ms_cuda_device *self, const ms_cuda_range *range
             ms_cuda_result result = make(self, rest.bytes, &rest.memory);
             if (result) return result;
             kept[(*count)++] = rest;
-            result = copy_aside(self, range, rest);
+            result = copy_rest(self, range, rest);
             if (result) return result;
         }
     }
@@ -220,7 +222,7 @@ static ms_cuda_result put_back(ms_cuda_device *self, ms_cuda_range *range,
     return first;
 }
 
-static bool moves(const ms_engine *engine) { return ms_cuda_of(engine)->has_virtual; }
+static bool moves(const ms_engine *engine) { return ms_cuda_of(engine)->memory.has_virtual; }
 
 static int decommit(ms_engine *engine, void *address, uint64_t bytes)
 {
@@ -249,13 +251,13 @@ static void unreserve(ms_engine *engine, void *address, uint64_t bytes)
 {
     (void)bytes;
     ms_cuda_device *self = ms_cuda_enter(engine);
-    ms_cuda_range **at = &self->ranges;
+    ms_cuda_range **at = &self->memory.ranges;
     while (*at && (*at)->base != (ms_cuda_address)(uintptr_t)address) at = &(*at)->next;
     ms_cuda_range *range = *at;
     if (!range) return;
     *at = range->next;
     while (range->count > 0) unmap(self, range, range->count - 1, false);
-    if (self->has_virtual) (void)self->cuda.unreserve(range->base, range->bytes);
+    if (self->memory.has_virtual) (void)self->cuda.unreserve(range->base, range->bytes);
     else (void)self->cuda.release(range->base);
     release_parked(self);
     ms_release(&engine->context, range->pieces);

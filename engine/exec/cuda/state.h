@@ -51,6 +51,15 @@ typedef struct ms_cuda_range {
     size_t count, capacity;
 } ms_cuda_range;
 
+/* The GPU's memory that pools have: memory.c. */
+typedef struct ms_cuda_pool_memory {
+    bool has_virtual; /* memory can be given addresses later */
+    size_t grain;     /* of memory */
+    ms_cuda_range *ranges;
+    ms_cuda_mapped *parked; /* pieces that lost their addresses, and get others next */
+    size_t parked_count, parked_capacity;
+} ms_cuda_pool_memory;
+
 typedef struct ms_cuda_image {
     const void *image;
     ms_cuda_module module;
@@ -107,11 +116,7 @@ typedef struct ms_cuda_device {
     ms_cuda_gpu gpu;
     ms_cuda_context context;
     int least, greatest; /* priorities of streams; greater ones are smaller numbers */
-    bool has_virtual;    /* memory can be given addresses later */
-    size_t grain;        /* of memory */
-    ms_cuda_range *ranges;
-    ms_cuda_mapped *parked; /* pieces that lost their addresses, and get others next */
-    size_t parked_count, parked_capacity;
+    ms_cuda_pool_memory memory;
     ms_cuda_range outside; /* offload.c; no bytes: there is none */
     ms_cuda_event *spare;  /* events that are free */
     size_t spare_count, spare_capacity;

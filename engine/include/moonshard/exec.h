@@ -606,9 +606,9 @@ MS_API void ms_arena_free(ms_arena *arena); /* NULL is allowed */
  * the machine has; tasks reach it over the bus. MS_ERROR_UNSUPPORTED where they cannot. */
 MS_API ms_status ms_storage_new_offloaded(ms_stream *stream, size_t bytes, ms_storage **out);
 
-/* waits: stream waits inserted for reuse. moved: bytes of free memory that got other addresses, to be
- * in one piece, as the limit was reached. offload_live, offload_peak: of the second pool; the other
- * numbers do not include it. */
+/* waits: stream waits inserted for reuse. moved: bytes of free memory that got other addresses, to
+ * be in one piece, as the limit was reached. offload_live, offload_peak: of the second pool; the
+ * other numbers do not include it. */
 typedef struct ms_memory {
     uint64_t live, peak, reserved, limit, waits, moved;
     uint64_t offload_live, offload_peak;
