@@ -565,7 +565,9 @@ uint64_t ms_engine_memory_beside(const ms_engine *engine)
     uint64_t total = 0,
              available = engine->device->available ? engine->device->available(engine, &total) : 0,
              used = total - available;
-    return used > engine->memory.reserved ? used - engine->memory.reserved : 0;
+    /* With the rest of the last piece, which memory.reserved does not count. */
+    uint64_t own = engine->pool.committed - engine->pool.bare;
+    return used > own ? used - own : 0;
 }
 
 /* What is live counts towards the next peak. */
