@@ -197,7 +197,8 @@ static bool fill_window(ms_pool *pool, range window)
 static void join_all(ms_pool *pool)
 {
     ms_block *block = pool->last;
-    for (ms_block *before = block ? block->before : NULL; before; before = block->before) {
+    if (!block) return;
+    for (ms_block *before = block->before; before; before = block->before) {
         if (block->freed && before->freed) {
             ms_pool_list_remove(pool, block);
             ms_pool_list_remove(pool, before);
