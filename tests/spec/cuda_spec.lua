@@ -357,9 +357,10 @@ describe("on a GPU", function()
     local other = folder .. "/other"
     assert(os.execute(("mkdir -p '%s' && ln -sf '%s' '%s/libnccl.so.2'"):format(other,
       os.getenv "MOONSHARD_CUBLASLT", other)))
-    assert.matches("^NCCL 2%.28%.9, .*; passed over: '.*/other/libnccl%.so%.2' %(no NCCL: it has no \z
-      nccl%w+%)$", line(("%s MOONSHARD_NCCL= MOONSHARD_CUDA_LIBS='%s:%s'"):format(ON_GPU, other,
-        nccl:match "^(.*)/")))
+    local settings = ("%s MOONSHARD_NCCL= MOONSHARD_CUDA_LIBS='%s:%s'"):format(ON_GPU, other,
+      nccl:match "^(.*)/")
+    assert.matches("^NCCL 2%.28%.9, .*; passed over: '.*/other/libnccl%.so%.2' %(no NCCL: it \z
+      has no nccl%w+%)$", line(settings))
   end)
 
   -- Runs a line of a recipe and returns its error.
