@@ -426,6 +426,9 @@ static int autocast(lua_State *L)
     ms_engine_set_autocast(engine, dtype);
     ms_status status = call_scope(L, 2);
     ms_engine_set_autocast(engine, before);
+    /* From here on the casts of weights are the tape's alone, so backward frees each with its last
+     * use. Where nothing is recorded they serve the next scopes, until the step ends. */
+    if (before == MS_F32 && ms_engine_is_recording(engine)) ms_engine_drop_casts(engine);
     ms_lua_ok(L, status);
     return lua_gettop(L) - 2;
 }
