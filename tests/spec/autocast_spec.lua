@@ -184,4 +184,87 @@ describe("under autocast", function()
       end
     end)
   end
+
+  local function refused(f, ...)
+    local ok, message = pcall(f)
+    assert.is_false(ok)
+    for _, part in ipairs { ... } do assert.is_truthy(message:find(part, 1, true), message) end
+  end
+  local MIXED <const> = {
+    add = function(a, b) return a + b end,
+    cat = function(a, b) return ms.cat { a, b } end,
+    where = function(a, b) return ms.where(mask(), a, b) end,
+    matmul = function(a, b) return a:matmul(b:t()) end,
+    linear = function(a, b) return a:linear(b) end,
+    mlp = function(a, b) return a:mlp(b, b:t()) end,
+    attention = function(a, b)
+      return a:view(1, 1, 4, 8):attention(b:view(1, 1, 4, 8), a:view(1, 1, 4, 8))
+    end,
+    add_rms_norm = function(a, b) return a:add_rms_norm(b) end,
+    mse_loss = function(a, b) return a:mse_loss(b) end,
+  }
+  local function pair(first, second)
+    return ms.randn { 4, 8, seed = 1 }:to(first), ms.randn { 4, 8, seed = 2 }:to(second)
+  end
+
+  for name, f in pairs(MIXED) do
+    it(("refuses bf16 with f16: %s"):format(name), function()
+      local a, b = pair("bf16", "f16")
+      for _, dtype in ipairs { "bf16", "f16" } do
+        refused(function() ms.autocast(dtype, function() f(a, b) end) end, "bf16", "f16")
+      end
+    end)
+
+    it(("refuses two dtypes outside of it, as before: %s"):format(name), function()
+      local a, b = pair("f32", "bf16")
+      refused(function() f(a, b) end, "f32", "bf16")
+      ms.autocast("bf16", function() f(a, b) end)
+      refused(function() ms.autocast("f32", function() f(a, b) end) end, "f32", "bf16")
+    end)
+  end
+
+  it("names x:to where operands do not go together", function()
+    local a, b = pair("f32", "bf16")
+    refused(function() return a + b end, "x:to")
+    refused(function() a:matmul(b:t()) end, "x:to")
+    refused(function() ms.autocast("bf16", function() a:to("f16"):linear(b) end) end, "x:to")
+  end)
+
+  -- What forward sees decides, wherever backward runs.
+  it("gives one result, with backward inside and outside, and when it is recomputed", function()
+    local function gradients(how)
+      local net = ms.nn.Sequential(ms.nn.Linear(8, 16), ms.nn.LayerNorm(16), ms.nn.MLP(16, 32))
+      for i, t in ipairs(net:parameters()) do
+        local shape = t:shape()
+        shape.seed = i
+        ms.no_grad(function() t:copy_(ms.randn(shape)) end)
+      end
+      how(net, ms.randn { 4, 8, seed = 9 })
+      local list = {}
+      for _, t in ipairs(net:parameters()) do
+        assert.equal("f32", t:grad():dtype())
+        list[#list + 1] = t:grad():to_table()
+      end
+      return list
+    end
+    local function loss_of(y) return (y:softmax() * ms.randn { 4, 16, seed = 3 }):sum() end
+    local outside = gradients(function(net, x)
+      ms.autocast("bf16", function() return loss_of(net(x)) end):backward()
+    end)
+    assert.same(outside, gradients(function(net, x)
+      ms.autocast("bf16", function() loss_of(net(x)):backward() end)
+    end))
+    assert.same(outside, gradients(function(net, x)
+      ms.autocast("bf16", function() return loss_of(ms.recompute(net, x)) end):backward()
+    end))
+    assert.not_same(outside, gradients(function(net, x) loss_of(net(x)):backward() end))
+  end)
+
+  it("is off in a backward outside of it, hooks included", function()
+    local w = ms.ones { 4, 8, requires_grad = true }
+    local seen
+    w:on_grad(function(g) seen = g:matmul(ms.ones { 8, 4 }):dtype() end)
+    ms.autocast("bf16", function() return ms.ones({ 2, 8 }):linear(w):sum() end):backward()
+    assert.equal("f32", seen)
+  end)
 end)
