@@ -138,12 +138,11 @@ static int linear(lua_State *L)
 static int mlp(lua_State *L)
 {
     ms_lua_enter(L);
-    ms_tensor *inputs[] = { ms_lua_tensor(L, 1), ms_lua_tensor(L, 2), ms_lua_tensor(L, 3),
-                            ms_lua_optional_tensor(L, 4), ms_lua_optional_tensor(L, 5) };
-    return ms_lua_apply(L, ms_lua_own_op(L), NULL, false, inputs,
-                        inputs[4]   ? 5
-                        : inputs[3] ? 4
-                                    : 3);
+    ms_tensor *x = ms_lua_tensor(L, 1), *first = ms_lua_tensor(L, 2), *second = ms_lua_tensor(L, 3),
+              *first_bias = ms_lua_optional_tensor(L, 4),
+              *second_bias = ms_lua_optional_tensor(L, 5);
+    ms_tensor *inputs[] = { x, second, second_bias, first, first_bias };
+    return ms_lua_apply(L, ms_lua_own_op(L), NULL, false, inputs, first_bias ? 5 : 4);
 }
 
 /* logits:cross_entropy(classes, { ignore_index = -100, reduction = "mean" }?). Classes that equal

@@ -12,7 +12,8 @@
 #include "tensor/op.h"
 #include "tensor/state.h"
 
-enum { X, FIRST, SECOND, FIRST_BIAS, SECOND_BIAS, INPUTS };
+/* The second layer's first, as its gradients are ready first. */
+enum { X, SECOND, SECOND_BIAS, FIRST, FIRST_BIAS, INPUTS };
 
 static const ms_op *layer_of(const ms_op *op)
 {
@@ -49,6 +50,7 @@ static ms_status run_layer(ms_op_call *call, ms_tensor *x, uint32_t weight, uint
 static ms_status mlp_forward(ms_op_call *call)
 {
     ms_tensor *hidden = NULL;
+    if (!input(call, FIRST)) return ms_op_refuse(call, "the first layer's weight is missing");
     ms_status status = run_layer(call, call->inputs[X], FIRST, FIRST_BIAS, true, 0, &hidden);
     if (!status) status = run_layer(call, hidden, SECOND, SECOND_BIAS, false, 1, &call->outputs[0]);
     ms_tensor_release(hidden);
@@ -124,10 +126,10 @@ static ms_status mlp_backward(ms_op_gradient *gradient)
 const ms_op ms_op_mlp = { .name = "mlp",
                           .forward = mlp_forward,
                           .backward = mlp_backward,
-                          .inputs_min = 3,
+                          .inputs_min = 2,
                           .inputs_max = INPUTS };
 const ms_op ms_op_mlp_t = { .name = "mlp_t",
                             .forward = mlp_forward,
                             .backward = mlp_backward,
-                            .inputs_min = 3,
+                            .inputs_min = 2,
                             .inputs_max = INPUTS };

@@ -115,10 +115,11 @@ extern "C" {
     O(linear_t)        /* the same with weight [in, out] */ \
     \
     /* mlp.c */ \
-    /* x [..., in], weights [hidden, in] and [out, hidden], biases [hidden] and [out] or absent: \
-     * linear with gelu, then linear; backward computes gelu again */ \
+    /* x [..., in]; of the second layer weight [out, hidden] and bias [out] or NULL; of the first \
+     * weight [hidden, in] and bias [hidden] or absent: linear with gelu, then linear; backward \
+     * computes gelu again. In this order gradients are ready. */ \
     O(mlp) \
-    O(mlp_t)           /* the same with weights [in, hidden] and [hidden, out] */ \
+    O(mlp_t)           /* the same with weights [hidden, out] and [in, hidden] */ \
     \
     /* convolution.c */ \
     /* x [images, in, rows, columns], weight [out, in / groups, kernel rows, kernel columns], bias \

@@ -535,12 +535,12 @@
 --- 16 bits, the gradient of `second` differs by a rounding.
 --- ```lua
 --- local first, second = ms.ones { 2, 2 }, ms.ones { 1, 2 }
---- ms.ones({ 1, 2 }):mlp(first, second) --> { { 3.9092 } }
+--- ms.ones({ 1, 2 }):mlp(first, second) --> { { 3.909 } }
 --- ```
 ---@field mlp fun(self, first: ms.Tensor, second: ms.Tensor, first_bias?: ms.Tensor, second_bias?: ms.Tensor): ms.Tensor
 --- As mlp, with weights [in, out].
 --- ```lua
---- ms.ones({ 1, 2 }):mlp_t(ms.ones { 2, 2 }, ms.ones { 2, 1 }) --> { { 3.9092 } }
+--- ms.ones({ 1, 2 }):mlp_t(ms.ones { 2, 2 }, ms.ones { 2, 1 }) --> { { 3.909 } }
 --- ```
 ---@field mlp_t fun(self, first: ms.Tensor, second: ms.Tensor, first_bias?: ms.Tensor, second_bias?: ms.Tensor): ms.Tensor
 -- layers, losses

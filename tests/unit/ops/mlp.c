@@ -12,24 +12,24 @@ static double gelu(double x)
     return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
 }
 
-/* Inputs: x, both weights, both biases. What goes into gelu and what comes out of it is rounded as
- * the engine stores it. */
+/* Inputs: x, the second layer's weight and bias, the first one's. What goes into gelu and what
+ * comes out of it is rounded as the engine stores it. */
 static void mlp_reference(const check *c)
 {
-    const operand *x = &c->in[0], *first = &c->in[1], *second = &c->in[2], *out = &c->out[0];
+    const operand *x = &c->in[0], *first = &c->in[3], *second = &c->in[1], *out = &c->out[0];
     bool turned = c->op == &ms_op_mlp_t;
     size_t in = (size_t)x->shape[x->dims - 1], width = (size_t)out->shape[out->dims - 1],
            hidden = (size_t)first->shape[turned ? 1 : 0], rows = count_of(out) / width;
     double *between = malloc(hidden * sizeof *between);
     for (size_t row = 0; row < rows; row++) {
         for (size_t j = 0; j < hidden; j++) {
-            double sum = c->in[3].absent ? 0 : c->in[3].values[j];
+            double sum = c->in[4].absent ? 0 : c->in[4].values[j];
             for (size_t i = 0; i < in; i++)
                 sum += x->values[row * in + i] * weight_of(first, turned, in, hidden, i, j);
             between[j] = gelu(sum);
         }
         for (size_t j = 0; j < width; j++) {
-            double sum = c->in[4].absent ? 0 : c->in[4].values[j];
+            double sum = c->in[2].absent ? 0 : c->in[2].values[j];
             for (size_t i = 0; i < hidden; i++)
                 sum += between[i] * weight_of(second, turned, hidden, width, i, j);
             out->values[row * width + j] = sum;
@@ -50,12 +50,12 @@ static check mlp_of(const ms_op *op, ms_dtype dtype, int64_t rows, int64_t in, i
         .in = { { .dtype = dtype, .dims = 3, .shape = { 2, rows, in } },
                 { .dtype = dtype,
                   .dims = 2,
-                  .shape = { turned ? in : hidden, turned ? hidden : in } },
+                  .shape = { turned ? hidden : out, turned ? out : hidden } },
+                { .dtype = dtype, .dims = 1, .shape = { out } },
                 { .dtype = dtype,
                   .dims = 2,
-                  .shape = { turned ? hidden : out, turned ? out : hidden } },
-                { .dtype = dtype, .dims = 1, .shape = { hidden } },
-                { .dtype = dtype, .dims = 1, .shape = { out } } },
+                  .shape = { turned ? in : hidden, turned ? hidden : in } },
+                { .dtype = dtype, .dims = 1, .shape = { hidden } } },
         .out = { { .dtype = dtype, .dims = 3, .shape = { 2, rows, out } } },
     };
 }
@@ -68,7 +68,7 @@ static void test_layouts_and_biases(void **state)
         for (int absent = 0; absent < 4; absent++) {
             check c = mlp_of(ops[i], MS_F32, 3, 10, 24, 6);
             c.in[0].layout = absent == 1 ? SWAPPED : absent == 2 ? SPREAD : PLAIN;
-            c.in[3].absent = absent & 1;
+            c.in[2].absent = absent & 1;
             c.in[4].absent = absent & 2;
             run_check(&c);
         }
@@ -115,11 +115,11 @@ static void test_refusals(void **state)
     ms_engine *engine = engine_with(1, NULL);
     ms_tensor *x = TENSOR(engine, MS_F32, 2, 4), *first = TENSOR(engine, MS_F32, 6, 4),
               *second = TENSOR(engine, MS_F32, 3, 5);
-    check_refused(engine, &ms_op_mlp, NULL, (ms_tensor *[]){ x, first, second }, 3,
+    check_refused(engine, &ms_op_mlp, NULL, (ms_tensor *[]){ x, second, NULL, first }, 4,
                   "the input's last dimension is 6, the weight ([out, in]) takes 5");
-    check_refused(engine, &ms_op_mlp, NULL, (ms_tensor *[]){ x, second, first }, 3,
+    check_refused(engine, &ms_op_mlp, NULL, (ms_tensor *[]){ x, first, NULL, second }, 4,
                   "the input's last dimension is 4");
-    check_refused(engine, &ms_op_mlp, NULL, (ms_tensor *[]){ x, first }, 2, "it takes 3 to 5");
+    check_refused(engine, &ms_op_mlp, NULL, (ms_tensor *[]){ x, first }, 2, "weight is missing");
     ms_tensor_release(x);
     ms_tensor_release(first);
     ms_tensor_release(second);
