@@ -530,6 +530,7 @@
 --- ms.ones({ 1, 3 }):linear_t(ms.ones { 3, 2 }) --> { { 3.0, 3.0 } }
 --- ```
 ---@field linear_t fun(self, weight: ms.Tensor, bias?: ms.Tensor, activation?: "gelu", codec?: ms.Codec, outputs?: integer): ms.Tensor
+-- layers, losses
 --- `self:linear(first, first_bias, "gelu"):linear(second, second_bias)`, with the same bits. Of the
 --- two tensors between the layers it keeps one for backward, which computes gelu again. On a GPU, in
 --- 16 bits, the gradient of `second` differs by a rounding.
@@ -543,7 +544,6 @@
 --- ms.ones({ 1, 2 }):mlp_t(ms.ones { 2, 2 }, ms.ones { 2, 1 }) --> { { 3.909 } }
 --- ```
 ---@field mlp_t fun(self, first: ms.Tensor, second: ms.Tensor, first_bias?: ms.Tensor, second_bias?: ms.Tensor): ms.Tensor
--- layers, losses
 --- Returns self + residual and the norm of this sum, in one pass over memory.
 --- ```lua
 --- local sum, normed = ms.ones({ 1, 2 }):add_layer_norm(ms.zeros { 1, 2 })
