@@ -170,7 +170,7 @@ static const row rows[] = {
     { "dropout", "f", 1, { .random = { .a = 0.3 } } },
 };
 
-enum { ROWS = sizeof rows / sizeof *rows, INPUTS = 4, OUTPUTS = 3 };
+enum { ROWS = sizeof rows / sizeof *rows, INPUTS = 5, OUTPUTS = 3 };
 
 /* ------------------------------------------------------------------- inputs */
 
