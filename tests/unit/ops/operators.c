@@ -267,6 +267,10 @@ static ms_status run_row(ms_engine *engine, const row *r, uint64_t *hash)
             in_place = true;
             continue;
         }
+        if (*kind == '-') {
+            count++;
+            continue;
+        }
         status = input(engine, *kind, &inputs[count]);
         /* In place, the first operand must not be a leaf that requires a gradient; the others may
          * require one, unless the operator does not support it. */
