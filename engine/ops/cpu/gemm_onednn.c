@@ -163,7 +163,7 @@ static void gemm_free(ms_engine *engine, void *state)
 
 /* get_threads and set_threads are looked up at run time, because oneDNN may be built with OpenMP or
  * without; both are NULL without it. bf16 is offered only where both the library and the engine's
- * own cap allow AVX-512. */
+ * own cap allow its dot product. */
 static ms_status gemm_new(ms_engine *engine, ms_gemm **out)
 {
     void *made;
@@ -184,7 +184,8 @@ static ms_status gemm_new(ms_engine *engine, ms_gemm **out)
     memcpy(&gemm->get_threads, &symbol, sizeof symbol);
     int capped = (int)dnnl_get_effective_cpu_isa();
     gemm->wide = (capped & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
-    gemm->bf16 = ms_engine_isa(engine) >= MS_ISA_AVX512 && gemm->wide;
+    gemm->bf16 = ms_engine_isa(engine) >= MS_ISA_AVX512BF16
+                 && (capped & dnnl_cpu_isa_avx512_core_bf16) == dnnl_cpu_isa_avx512_core_bf16;
     *out = gemm;
     return MS_OK;
 }
@@ -201,9 +202,9 @@ ms_status ms_gemm_get(ms_engine *engine, ms_gemm **out)
     return MS_OK;
 }
 
-/* f32 always. bf16 needs AVX-512: without it oneDNN has no bf16. With AVX-512 but without the bf16
- * dot product the library converts block by block, as convert_part would. f16 is not offered and
- * goes through convert_part (matmul.c). The library adds products of bf16 in f32. */
+/* f32 always. bf16 where the processor multiplies it: with AVX-512 alone oneDNN takes 3.5 times as
+ * long as convert_part (matmul.c), and without AVX-512 it has no bf16. f16 is not offered and goes
+ * through convert_part, too. The library adds products of bf16 in f32. */
 bool ms_gemm_supports(const ms_gemm *gemm, ms_dtype in, ms_dtype out)
 {
     if (in == MS_F32) return out == MS_F32;
