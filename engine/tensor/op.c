@@ -31,6 +31,23 @@ ms_status ms_op_refuse(const ms_op_call *call, const char *format, ...)
     return ms_engine_fail(call->engine, MS_ERROR_ARGUMENT, "%s", text);
 }
 
+/* Under autocast f32 goes with 16 bits, so an f32 operand could hide that others have two dtypes of
+ * 16 bits. Numbers have any dtype, and what is only copied has its own. */
+static ms_status check_halves(const ms_op_call *call)
+{
+    const ms_tensor *half = NULL;
+    if (call->op->flags & (MS_OP_COPIES | MS_OP_OVERWRITES)) return MS_OK;
+    for (uint32_t i = 0; i < call->input_count; i++) {
+        const ms_tensor *input = call->inputs[i];
+        if (!input || input->dims == 0 || (input->dtype != MS_BF16 && input->dtype != MS_F16))
+            continue;
+        if (half && half->dtype != input->dtype)
+            return ms_op_refuse(call, "bf16 and f16 do not go together: cast one with x:to");
+        half = input;
+    }
+    return MS_OK;
+}
+
 /* What holds for every operator, so that forward need not ask: how many inputs there are, and one
  * engine for all. Optional inputs may be NULL in the middle of the list, so the indices of later
  * ones do not move. */
@@ -90,6 +107,7 @@ ms_status ms_op_run(ms_op_call *call)
     const ms_tensor_state *state = ms_engine_get(call->engine, MS_SLOT_TENSOR);
     for (uint32_t i = 0; i < call->output_count; i++) call->outputs[i] = NULL;
     ms_status status = check_inputs(call);
+    if (!status && state && state->autocast != MS_F32) status = check_halves(call);
     if (!status && state && (state->metas || state->meta)) status = forward_there(call);
     else if (!status) status = call->op->forward(call);
     if (!status) return MS_OK;

@@ -223,6 +223,27 @@ describe("under autocast", function()
     end)
   end
 
+  -- An f32 operand goes with each of the two.
+  it("refuses bf16 with f16 in any order, beside f32", function()
+    local a, b = pair("bf16", "f16")
+    local c = ms.randn { 4, 8, seed = 3 }
+    local calls = {
+      function(x, y, z) ms.cat { x, y, z } end,
+      function(x, y, z) ms.stack { x, y, z } end,
+      function(x, y, z) x:addcmul(y, z) end,
+      function(x, y, z) x:add_rms_norm(y, z:select(1, 1)) end,
+    }
+    for _, call in ipairs(calls) do
+      for _, order in ipairs { { a, b, c }, { a, c, b }, { b, a, c }, { b, c, a }, { c, a, b },
+        { c, b, a } } do
+        refused(function() ms.autocast("bf16", function() call(table.unpack(order)) end) end,
+          "bf16", "f16")
+      end
+    end
+    -- A copy has the dtype of its target.
+    ms.autocast("bf16", function() a:clone():copy_(b) end)
+  end)
+
   it("names x:to where operands do not go together", function()
     local a, b = pair("f32", "bf16")
     refused(function() return a + b end, "x:to")
