@@ -113,6 +113,19 @@ describe("an mlp", function()
     end)
   end
 
+  it("is two layers where the class has another forward", function()
+    local net, calls = ms.nn.MLP(8, 32), 0
+    local own = ms.nn.Linear.forward
+    function ms.nn.Linear:forward(...)
+      calls = calls + 1
+      return own(self, ...)
+    end
+    local ok, message = pcall(net, ms.randn { 3, 8, seed = 1 })
+    ms.nn.Linear.forward = own
+    assert.is_true(ok, message)
+    assert.equal(2, calls)
+  end)
+
   it("computes as many products as two layers", function()
     local net = ms.nn.MLP(8, 32)
     assert.equal(2, (tasks_of(net, ms.randn { 3, 8, seed = 1 })).matmul)

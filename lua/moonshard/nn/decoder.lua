@@ -35,6 +35,7 @@ local function norm_of(o)
 end
 
 local MLP = module.class "DecoderMLP"
+local linear_forward = layers.Linear.forward
 
 function MLP:init(o)
   local how = { bias = o.mlp_bias or false }
@@ -45,7 +46,7 @@ end
 
 function MLP:forward(x)
   if not self.gate_proj then
-    return module.through_gelu(self.up_proj, self.down_proj, layers.Linear, "mlp", x)
+    return module.through_gelu(self.up_proj, self.down_proj, linear_forward, "mlp", x)
   end
   return self.down_proj(self.up_proj(x):swiglu(self.gate_proj(x)))
 end

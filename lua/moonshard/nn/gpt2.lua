@@ -16,6 +16,7 @@ function Conv1D:init(inputs, outputs, std)
 end
 
 function Conv1D:forward(x, activation) return x:linear_t(self.weight, self.bias, activation) end
+local linear_forward = Conv1D.forward
 
 -- Weights of layers that write into the residual stream get a smaller standard deviation, by the
 -- number of such layers.
@@ -48,7 +49,9 @@ function MLP:init(o)
   self.c_proj = Conv1D(hidden, o.width, last_std(o))
 end
 
-function MLP:forward(x) return module.through_gelu(self.c_fc, self.c_proj, Conv1D, "mlp_t", x) end
+function MLP:forward(x)
+  return module.through_gelu(self.c_fc, self.c_proj, linear_forward, "mlp_t", x)
+end
 
 ---@class ms.GPT2: ms.Decoder
 local GPT2 = module.class("GPT2", Decoder)

@@ -50,6 +50,7 @@ function Linear:forward(x, activation)
   argument("Linear", "x", x, "tensor")
   return x:linear(self.weight, self.bias, activation)
 end
+local linear_forward = Linear.forward
 
 ---@class ms.Embedding: ms.Module
 local Embedding = module.class "Embedding"
@@ -218,7 +219,7 @@ function MLP:forward(x)
   argument("MLP", "x", x, "tensor")
   if self.activation == "swiglu" then return self.down(self.up(x):swiglu(self.gate(x))) end
   if self.activation == "gelu" then
-    return module.through_gelu(self.up, self.down, Linear, "mlp", x)
+    return module.through_gelu(self.up, self.down, linear_forward, "mlp", x)
   end
   return self.down(self.up(x):relu())
 end

@@ -560,24 +560,23 @@ function Module:hook(when, f)
   end
 end
 
--- Whether a call of this module is a call of its class's forward and nothing else: it is of this
--- class, has no hooks and no forward of its own, and is no unit of a sharded model.
-local function is_plain(object, class)
+-- Whether a call of this module is a call of this forward and nothing else: neither the object nor
+-- its class has another one, it has no hooks, and it is no unit of a sharded model.
+local function is_plain(object, forward)
   local state = state_of(object)
-  return state.class == class and not state.around and not state.hooks
-    and rawget(state.fields, "forward") == nil
+  return state.fields.forward == forward and not state.around and not state.hooks
 end
 
 --- down(gelu(up(x))). If both layers are plain ones, this is one operator, which keeps less for
 --- backward and gives the same bits.
 ---@param up ms.Module
 ---@param down ms.Module
----@param class table of linear layers
----@param operator "mlp"|"mlp_t" by the layout of this class's weights
+---@param forward function of linear layers
+---@param operator "mlp"|"mlp_t" by the layout of their weights
 ---@param x ms.Tensor
 ---@return ms.Tensor
-function module.through_gelu(up, down, class, operator, x)
-  if is_plain(up, class) and is_plain(down, class) then
+function module.through_gelu(up, down, forward, operator, x)
+  if is_plain(up, forward) and is_plain(down, forward) then
     return x[operator](x, up.weight, down.weight, up.bias, down.bias)
   end
   return down(up(x, "gelu"))
