@@ -258,25 +258,6 @@ static ms_block *find_covered(const ms_pool *pool, const ms_stream *stream, uint
 
 /* ----------------------------------------------------------- taking, giving */
 
-/* Joins neighbours that were left apart and are covered for the stream. Runs only where the arena
- * would grow otherwise. */
-static void join_covered(ms_pool *pool, const ms_stream *stream)
-{
-    ms_block *block = pool->last;
-    if (!block) return;
-    for (ms_block *before = block->before; before; before = block->before) {
-        if (block->freed && before->freed && covered(stream, block) && covered(stream, before)) {
-            ms_pool_list_remove(pool, block);
-            ms_pool_list_remove(pool, before);
-            if (block->freed > before->freed) before->freed = block->freed;
-            before->apart |= block->apart;
-            ms_pool_absorb(pool, before, block);
-            ms_pool_list_add(pool, before);
-        }
-        block = before;
-    }
-}
-
 /* New memory at the top of the arena; NULL where the limit or the machine refuses. A covered free
  * block at the top is extended in place of leaving a hole below the new block. */
 static ms_block *grow(ms_pool *pool, ms_stream *stream, uint64_t size)
@@ -476,7 +457,8 @@ static ms_block *choose(ms_pool *pool, ms_stream *stream, uint64_t size)
 {
     ms_block *block = find_covered(pool, stream, size);
     if (!block && pool->has_apart) {
-        join_covered(pool, stream);
+        /* Only where the arena would grow otherwise. */
+        ms_pool_join_free(pool, covered, stream);
         block = find_covered(pool, stream, size);
     }
     if (!block) return find_or_grow(pool, stream, size);

@@ -220,3 +220,22 @@ ms_block *ms_pool_append(ms_pool *pool, uint64_t offset, uint64_t size)
     pool->last = block;
     return block;
 }
+
+void ms_pool_join_free(ms_pool *pool, bool (*may)(const ms_stream *, const ms_block *),
+                       const ms_stream *stream)
+{
+    ms_block *block = pool->last;
+    if (!block) return;
+    for (ms_block *before = block->before; before; before = block->before) {
+        if (block->freed && before->freed
+            && (!may || (may(stream, block) && may(stream, before)))) {
+            ms_pool_list_remove(pool, block);
+            ms_pool_list_remove(pool, before);
+            if (block->freed > before->freed) before->freed = block->freed;
+            before->apart |= block->apart;
+            ms_pool_absorb(pool, before, block);
+            ms_pool_list_add(pool, before);
+        }
+        block = before;
+    }
+}

@@ -2,8 +2,8 @@
  *
  * Invariants
  * - Blocks follow one after the other, without gaps, from the start of the arena to pool->top. Each
- * is in use, free, or without memory (`bare`). Free ones are in a list by size; a search takes one
- *   off its list before it changes it.
+ *   is in use, free, or without memory (`bare`). Free ones are in a list by size; a search takes
+ * one off its list before it changes it.
  * - Addresses up to pool->committed have memory, except those of blocks without memory, which are
  *   whole granules. The pool has handed out top - bare bytes, at most its limit.
  * - Structs are reserved before anything changes. */
@@ -34,6 +34,9 @@ void ms_pool_list_add(ms_pool *pool, ms_block *block);
 void ms_pool_list_remove(ms_pool *pool, ms_block *block);
 /* A row of at least `size` bytes that were freed at `before` or earlier; false: there is none. */
 bool ms_pool_find_row(const ms_pool *pool, uint64_t size, uint64_t before, ms_pool_row *out);
+/* Joins free neighbours, if both may be joined for the stream; may NULL: all. */
+void ms_pool_join_free(ms_pool *pool, bool (*may)(const ms_stream *, const ms_block *),
+                       const ms_stream *stream);
 void ms_pool_absorb(ms_pool *pool, ms_block *block, ms_block *other);
 void ms_pool_split(ms_pool *pool, ms_block *block, uint64_t size);
 /* Takes one struct at most. */

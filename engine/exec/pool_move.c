@@ -159,7 +159,8 @@ static bool strip(ms_pool *pool, ms_block *block, range part)
     return true;
 }
 
-/* Gives memory to a part of a bare block, which is free then: nobody has used it. */
+/* Gives memory to a part of a bare block. The part becomes a free block, which every stream may
+ * take at once. */
 static bool fill(ms_pool *pool, ms_block *block, range part)
 {
     uint64_t bytes = part.end - part.begin;
@@ -194,23 +195,6 @@ static bool fill_window(ms_pool *pool, range window)
     return true;
 }
 
-static void join_all(ms_pool *pool)
-{
-    ms_block *block = pool->last;
-    if (!block) return;
-    for (ms_block *before = block->before; before; before = block->before) {
-        if (block->freed && before->freed) {
-            ms_pool_list_remove(pool, block);
-            ms_pool_list_remove(pool, before);
-            if (block->freed > before->freed) before->freed = block->freed;
-            before->apart |= block->apart;
-            ms_pool_absorb(pool, before, block);
-            ms_pool_list_add(pool, before);
-        }
-        block = before;
-    }
-}
-
 ms_block *ms_pool_move(ms_pool *pool, uint64_t size)
 {
     ms_engine *engine = pool->engine;
@@ -220,7 +204,7 @@ ms_block *ms_pool_move(ms_pool *pool, uint64_t size)
     if (!pool->moves || size > pool->limit - pool->used) return NULL;
     /* A machine that has no more memory has what is committed above the top. */
     if (pool->is_full && may > pool->committed - pool->top) may = pool->committed - pool->top;
-    join_all(pool);
+    ms_pool_join_free(pool, NULL, NULL);
     uint64_t missing = choose_window(pool, size, &window);
     (void)most_spare(pool, window, &part, &spare);
     if (missing == UINT64_MAX || (missing > may && granules_up(missing - may) > spare)) return NULL;
