@@ -42,6 +42,15 @@ figures_of() {
     done
     echo "${text%, }"
 }
+# figures COMMAND...: its last line is JSON, which is added to the file $kept, and told in words after it.
+figures() {
+    local file
+    file=$(mktemp -p "$here")
+    "$@" >"$file" || { cat "$file"; return 1; }
+    cat "$file"
+    tail -1 "$file" >>"$kept"
+    figures_of "$file"
+}
 
 # ---- memory, before a model is measured
 
@@ -99,4 +108,4 @@ dies() {
 }
 # The model that a run has saved in this folder.
 cat_model() { find "$1" -path '*model*' -type f | sort | xargs -r cat; }
-export -f tool has_torch skips_all field figures_of gpu_bytes lack_of_memory apart dies cat_model
+export -f tool has_torch skips_all field figures_of figures gpu_bytes lack_of_memory apart dies cat_model

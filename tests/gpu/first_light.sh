@@ -31,10 +31,11 @@ here=$(mktemp -d)
 trap 'rm -rf "$here"' EXIT
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
+export kept=$out/part2.jsonl   # by `figures`
 log=$out/part$part.log table=$out/part$part.txt
 : >"$log"
 : >"$table"
-[ "$part" != 2 ] || { rm -f "$out"/profile_*.txt; : >"$out/part2.jsonl"; }
+[ "$part" != 2 ] || { rm -f "$out"/profile_*.txt; : >"$kept"; }
 # shellcheck source=tests/gpu/common.sh
 . "$root/tests/gpu/common.sh"
 unpack
@@ -57,7 +58,7 @@ show_one_gpu
 row() {
     local limit=$1 name=$2 began=$EPOCHREALTIME code left file outcome=passed told
     shift 2
-    file=$(mktemp "$here/row.XXXXXX")
+    file=$(mktemp -p "$here")
     left=$((deadline - EPOCHSECONDS))
     [ "$left" -ge "$limit" ] || limit=$left
     if [ "$limit" -lt 3 ]; then
@@ -126,18 +127,9 @@ same() {
     [ "$(cat_model "$here/$1" | sha256sum)" = "$(cat_model "$here/$2" | sha256sum)" ] || { echo "error: the models differ"; return 1; }
     echo "the same bits"
 }
-# figures COMMAND...: its last line is JSON, which is kept, and told in words after it.
-figures() {
-    local file
-    file=$(mktemp "$here/figures.XXXXXX")
-    "$@" >"$file" || { cat "$file"; return 1; }
-    cat "$file"
-    tail -1 "$file" >>"$out/part2.jsonl"
-    figures_of "$file"
-}
 kernels() {
     figures "$moonshard" bench kernels --device cuda --json "$@" || return
-    echo "$(tail -1 "$out/part2.jsonl" | grep -o '"kernel":' | wc -l) kernels, in part2.jsonl"
+    echo "$(tail -1 "$kept" | grep -o '"kernel":' | wc -l) kernels, in part2.jsonl"
 }
 bench() {
     local lack
@@ -182,7 +174,7 @@ counters() {
     [ $code = 0 ] || return $code
     echo "$(grep -ac '^"' "$file") lines in ${file##*/}"
 }
-export -f gpu_line machine unit_test recipe learns launches same figures kernels bench peer profile sanitize counters
+export -f gpu_line machine unit_test recipe learns launches same kernels bench peer profile sanitize counters
 
 # ---- the three parts
 

@@ -335,16 +335,8 @@ same() {
 turns=3
 export TORCHINDUCTOR_CACHE_DIR=$here/inductor TORCHINDUCTOR_FX_GRAPH_CACHE=1
 
-# figures COMMAND...: runs it; its last line is JSON, which is kept for the results, and told in words after it.
-figures() {
-    local file
-    file=$(mktemp "$here/bench.XXXXXX")
-    "$@" >"$file" || { cat "$file"; return 1; }
-    cat "$file"
-    tail -1 "$file" >>"$here/bench.jsonl"
-    figures_of "$file"
-}
-export -f figures
+# What `figures` keeps, for the results.
+export kept=$here/bench.jsonl
 # With graphs: that is what somebody who wants speed takes.
 ours() { try "$part" "$1" bash -c "figures \"$moonshard\" bench step --device cuda --graph --json $2"; }
 ours_if_it_fits() { ! fits "$1" "$2" || ours "$1" "$2"; }
