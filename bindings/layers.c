@@ -133,7 +133,7 @@ static int linear(lua_State *L)
     return ms_lua_apply(L, ms_lua_own_op(L), &attributes, false, inputs, inputs[2] ? 3 : 2);
 }
 
-/* x:mlp(first weight, second weight, first bias?, second bias?), and mlp_t with weights [in, out].
+/* x:mlp(w1, w2, b1?, b2?), and mlp_t with weights [in, out].
  */
 static int mlp(lua_State *L)
 {

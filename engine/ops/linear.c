@@ -10,18 +10,19 @@
  * bits are the same.
  *
  * With h = dy * act'(before), where before = x w^T + bias: dx = h w, dw = h^T x, dbias = the sums
- * of h's columns. One kernel reads dy once and makes h, in the dtype of the products, and dbias;
- * two products make dx and dw.
+ * of h's columns. One kernel reads dy once and makes h and dbias; two products make dx and dw.
  *
  * On a GPU, with operands of 16 bits, a product makes one thing more in the same task, which takes
  * a pass of its own elsewhere (ms_gemm_extra):
  * - The activation's result, in the forward. The width must be a multiple of MS_GELU_COLUMNS. It is
  *   done with and without a gradient, so that both give the same bits.
  * - dbias, with dw, where both have one dtype. The incoming gradient must go into the product as it
- * arrived, without an activation or a cast. The library adds in f32; our kernel adds 64 rows in
- * f32, and these sums in f64. What is made in this way, and the memory for it, depend on shapes,
- * dtypes and the kind of device (ms_engine_is_for_gpu) alone. Where the library cannot make it, the
- * same task launches our kernel after the product (ops/cuda/matmul.c).
+ *   arrived, without an activation. The library adds in f32; our kernel adds 64 rows in f32, and
+ *   these sums in f64.
+ *
+ * What is made in this way, and the memory for it, depend on shapes, dtypes and the kind of device
+ * (ms_engine_is_for_gpu) alone. Where the library cannot make it, the same task launches our kernel
+ * after the product (ops/cuda/matmul.c).
  *
  * The library computes gelu of the sums in f32; our kernel computes it of the rounded sums. The
  * library's tanh has errors of some 1e-4, so f32 stays with our kernel. The gradient of gelu is not

@@ -51,16 +51,11 @@ static int64_t in_units(const job *j, int64_t elements)
 
 /* The first element of a row of `width` numbers: of query, key or value `time` of one head. Strides
  * are in elements of the dtype. */
-static void *address_in(ms_dtype dtype, const ms_heads *h, int64_t batch, int64_t head,
-                        int64_t time)
-{
-    return (char *)h->data
-           + (size_t)(batch * h->batch + head * h->head + time * h->time) * ms_dtype_bytes(dtype);
-}
-
 static void *address(const job *j, const ms_heads *h, int64_t batch, int64_t head, int64_t time)
 {
-    return address_in((ms_dtype)j->args->dtype, h, batch, head, time);
+    return (char *)h->data
+           + (size_t)(batch * h->batch + head * h->head + time * h->time)
+                 * ms_dtype_bytes((ms_dtype)j->args->dtype);
 }
 
 /* -------------------------------------------------------------------- packs */
@@ -100,19 +95,11 @@ static void pack_steps(const job *j, const ms_heads *h, int64_t batch, int64_t h
 
 /* Rounds `count` rows of f32 to a tensor, each times its factor. Rows past count are scratch and
  * not written. */
-static void unpack_as(const job *j, ms_dtype dtype, const float *from, int64_t count,
-                      const float *factor, const ms_heads *h, int64_t batch, int64_t head,
-                      int64_t time)
-{
-    j->kernels->unpack(dtype, from, j->wide, count, j->args->width, factor,
-                       address_in(dtype, h, batch, head, time), h->time);
-}
-
-/* The same to a tensor in the dtype of the operator. */
 static void unpack(const job *j, const float *from, int64_t count, const float *factor,
                    const ms_heads *h, int64_t batch, int64_t head, int64_t time)
 {
-    unpack_as(j, (ms_dtype)j->args->dtype, from, count, factor, h, batch, head, time);
+    j->kernels->unpack((ms_dtype)j->args->dtype, from, j->wide, count, j->args->width, factor,
+                       address(j, h, batch, head, time), h->time);
 }
 
 /* ------------------------------------------------------------------- blocks */

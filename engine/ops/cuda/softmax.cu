@@ -157,8 +157,8 @@ MS_KERNEL_FREE(softmax_backward_columns, ms_cuda_softmax_call, 256)
             total += a.logarithm ? g : g * ms_get_one(a.x, i, a.y_dtype);
         }
         for (int64_t i = begin; i < end; i += a.inner) {
-            float v = slope(ms_get_one(a.x, i, a.y_dtype), ms_get_one(a.gradient, i, a.y_dtype), total,
-                            a.logarithm);
+            float y = ms_get_one(a.x, i, a.y_dtype), g = ms_get_one(a.gradient, i, a.y_dtype);
+            float v = slope(y, g, total, a.logarithm);
             ms_put(ms_size<1>(), a.y, i, a.dtype, &v);
         }
     }

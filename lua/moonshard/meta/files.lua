@@ -153,8 +153,8 @@
 ---@field texts fun(cfg: table): ms.Dataset, ms.Dataset
 --- Adapters by three options of cfg: lora, their rank, 0 for none; adapters, a folder to read them
 --- from, or ""; adapt, a table with alpha, dropout (0 unless given), names (with commas between)
---- and base. Gives whether there are adapters, and a function that gives them to a model and returns
---- it. Ends the program with code 2 for an option that would change nothing.
+--- and base. Gives whether there are adapters, and a function that gives them to a model and
+--- returns it. Ends the program with code 2 for an option that would change nothing.
 --- ```lua
 --- local adapts, adapt = ms.scripts.adapters {
 ---   lora = 2, adapters = "", adapt = { alpha = 0, dropout = 0, names = "0", base = "" },

@@ -531,19 +531,19 @@
 --- ```
 ---@field linear_t fun(self, weight: ms.Tensor, bias?: ms.Tensor, activation?: "gelu", codec?: ms.Codec, outputs?: integer): ms.Tensor
 -- layers, losses
---- `self:linear(first, first_bias, "gelu"):linear(second, second_bias)`, with the same bits. Of the
---- two tensors between the layers it keeps one for backward, which computes gelu again. On a GPU, in
---- 16 bits, the gradient of `second` differs by a rounding.
+--- `self:linear(w1, b1, "gelu"):linear(w2, b2)`, with the same bits. Of the two tensors between the
+--- layers it keeps one for backward, which computes gelu again. On a GPU, in 16 bits, the gradient
+--- of w2 differs by a rounding.
 --- ```lua
---- local first, second = ms.ones { 2, 2 }, ms.ones { 1, 2 }
---- ms.ones({ 1, 2 }):mlp(first, second) --> { { 3.909 } }
+--- local w1, w2 = ms.ones { 2, 2 }, ms.ones { 1, 2 }
+--- ms.ones({ 1, 2 }):mlp(w1, w2) --> { { 3.909 } }
 --- ```
----@field mlp fun(self, first: ms.Tensor, second: ms.Tensor, first_bias?: ms.Tensor, second_bias?: ms.Tensor): ms.Tensor
+---@field mlp fun(self, w1: ms.Tensor, w2: ms.Tensor, b1?: ms.Tensor, b2?: ms.Tensor): ms.Tensor
 --- As mlp, with weights [in, out].
 --- ```lua
 --- ms.ones({ 1, 2 }):mlp_t(ms.ones { 2, 2 }, ms.ones { 2, 1 }) --> { { 3.909 } }
 --- ```
----@field mlp_t fun(self, first: ms.Tensor, second: ms.Tensor, first_bias?: ms.Tensor, second_bias?: ms.Tensor): ms.Tensor
+---@field mlp_t fun(self, w1: ms.Tensor, w2: ms.Tensor, b1?: ms.Tensor, b2?: ms.Tensor): ms.Tensor
 --- Returns self + residual and the norm of this sum, in one pass over memory.
 --- ```lua
 --- local sum, normed = ms.ones({ 1, 2 }):add_layer_norm(ms.zeros { 1, 2 })
@@ -693,8 +693,8 @@
 --- ```
 ---@field on_grad fun(self, f: fun(grad: ms.Tensor): ms.Tensor?): fun()
 --- Errors: shapes that do not fit (the message has the operator, both shapes and the script line);
---- dtypes that do not match (outside of `ms.autocast` floats are not promoted). A tensor cannot be used
---- after the step that made it (rule 8), after the hook of its bucket, or after an error left it
---- unwritten. backward: the graph was freed (the message names the line); a saved tensor was
+--- dtypes that do not match (outside of `ms.autocast` floats are not promoted). A tensor cannot be
+--- used after the step that made it (rule 8), after the hook of its bucket, or after an error left
+--- it unwritten. backward: the graph was freed (the message names the line); a saved tensor was
 --- changed in place (it names the tensor); backward of a backward is not supported. item, to_table,
 --- show: called inside a hook (use a Metric and `lag`).
