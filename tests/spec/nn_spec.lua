@@ -492,6 +492,47 @@ describe("models", function()
     end)
   end
 
+  it("call each norm, and the embedding of places, where a script stands between", function()
+    local given = ms.randint { 2, 8, low = 0, high = 16, seed = 1 }
+    for kind, names in pairs {
+      gpt2 = { "h", "ln_1", "ln_2", "ln_f" },
+      llama = { "layers", "input_layernorm", "post_attention_layernorm", "norm" },
+    } do
+      local function make()
+        ms.seed(1)
+        return nn[kind] { vocab = 16, context = 8, layers = 2, width = 16, heads = 2 }
+      end
+      local function norms_of(model)
+        local body, list = model.model or model, {}
+        for _, block in ipairs { body[names[1]][1], body[names[1]][2] } do
+          list[#list + 1], list[#list + 2] = block[names[2]], block[names[3]]
+        end
+        list[#list + 1] = body[names[4]]
+        return list
+      end
+      local alone, calls = make()(given):to_table(), 0
+      local function count() calls = calls + 1 end
+      local hooked, replaced = make(), make()
+      for _, norm in ipairs(norms_of(hooked)) do norm:hook("forward", count) end
+      near(alone, hooked(given))
+      assert.equal(5, calls)
+      for _, norm in ipairs(norms_of(replaced)) do
+        local own = norm.forward
+        norm.forward = function(self, x)
+          count()
+          return own(self, x)
+        end
+      end
+      near(alone, replaced(given))
+      assert.equal(10, calls)
+    end
+    local model, rows = nn.gpt2 { vocab = 16, context = 8, layers = 1, width = 16, heads = 2 }, nil
+    local alone = model(given):to_table()
+    model.wpe:hook("forward", function(_, inputs) rows = inputs[1]:to_table() end)
+    near(alone, model(given))
+    assert.same({ 0, 1, 2, 3, 4, 5, 6, 7 }, rows)
+  end)
+
   it("check their options", function()
     fails(function() tiny("gpt2", { hed = 3 }) end, "nn.gpt2", "'hed'", "'heads'")
     fails(function() nn.gpt2 { vocab = 5 } end, "context")

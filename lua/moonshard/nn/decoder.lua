@@ -78,12 +78,6 @@ function Block:init(o, row, i)
   if after then self[names.third] = norm_of(o) end
 end
 
-local function norm_of_sum(norm, stream, change)
-  if change and layers._is_kept(norm, stream) then stream, change = stream + change, nil end
-  if not change then return stream, norm(stream) end
-  return norm:_of_sum(stream, change)
-end
-
 function Block:forward(stream, change, positions, past)
   local names = self.names
   local attention, mlp, second = self[names.attention], self[names.mlp], self[names.second]
@@ -94,8 +88,8 @@ function Block:forward(stream, change, positions, past)
     return stream, drop(self[names.third](mlp(stream)))
   end
   local normed
-  stream, normed = norm_of_sum(self[names.first], stream, change)
-  stream, normed = norm_of_sum(second, stream, drop(attention(normed, positions, past)))
+  stream, normed = layers._norm_of_sum(self[names.first], stream, change)
+  stream, normed = layers._norm_of_sum(second, stream, drop(attention(normed, positions, past)))
   return stream, drop(mlp(normed))
 end
 
@@ -116,8 +110,12 @@ local function embed(holder, names, tokens, positions, cache)
   local stream, places = holder[names.embedding](tokens), holder[names.places]
   if not places then return stream end
   -- A document that begins in the middle of a row has the embeddings of a row's first positions.
-  return stream + (positions and positions:embedding(places.weight)
-    or places.weight:narrow(1, (cache and cache.length or 0) + 1, tokens:size(2)))
+  if positions then return stream + places(positions) end
+  local first, length = cache and cache.length or 0, tokens:size(2)
+  if module.plain_forward(places) == layers.Embedding.forward then
+    return stream + places.weight:narrow(1, first + 1, length)
+  end
+  return stream + places(core.arange(first, first + length - 1))
 end
 
 -- The last norm's output [batch, time, width].
@@ -133,7 +131,7 @@ local function run_body(holder, names, tokens, positions, how, cache)
       stream, change = block(stream, change, positions, cache and cache:block(i))
     end
   end
-  local _, normed = norm_of_sum(holder[names.last], stream, change)
+  local _, normed = layers._norm_of_sum(holder[names.last], stream, change)
   return normed
 end
 

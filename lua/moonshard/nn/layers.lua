@@ -105,11 +105,6 @@ function LayerNorm:forward(x)
   return x:layer_norm(self.weight, self.bias, self.eps)
 end
 
--- The sum of a stream and a change of it, and its norm, in one pass over memory.
-function LayerNorm:_of_sum(stream, change)
-  return change:add_layer_norm(stream, self.weight, self.bias, self.eps)
-end
-
 ---@class ms.RMSNorm: ms.Module
 local RMSNorm = module.class "RMSNorm"
 layers.RMSNorm = RMSNorm
@@ -131,8 +126,29 @@ function RMSNorm:forward(x)
   return x:rms_norm(self.weight, self.eps)
 end
 
-function RMSNorm:_of_sum(stream, change)
-  return change:add_rms_norm(stream, self.weight, self.eps)
+-- Forwards whose norm of a sum is one pass over memory with the sum.
+local of_sum = {
+  [LayerNorm.forward] = function(norm, stream, change)
+    return change:add_layer_norm(stream, norm.weight, norm.bias, norm.eps)
+  end,
+  [RMSNorm.forward] = function(norm, stream, change)
+    return change:add_rms_norm(stream, norm.weight, norm.eps)
+  end,
+}
+
+--- The sum of a stream and a change of it, and its norm. A norm with hooks or a forward of its own
+--- is called.
+---@param norm ms.Module
+---@param stream ms.Tensor
+---@param change? ms.Tensor
+---@return ms.Tensor stream
+---@return ms.Tensor normed
+function layers._norm_of_sum(norm, stream, change)
+  if not change then return stream, norm(stream) end
+  local fused = of_sum[module.plain_forward(norm)]
+  if fused and not layers._is_kept(norm, stream) then return fused(norm, stream, change) end
+  stream = stream + change
+  return stream, norm(stream)
 end
 
 ---@class ms.Dropout: ms.Module

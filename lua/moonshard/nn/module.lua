@@ -560,12 +560,15 @@ function Module:hook(when, f)
   end
 end
 
--- Whether a call of this module is a call of this forward and nothing else: neither the object nor
--- its class has another one, it has no hooks, and it is no unit of a sharded model.
-local function is_plain(object, forward)
+--- What a call of this module is a call of, and nothing else: the forward of the object or of its
+--- class. nil: it has hooks, or is a unit of a sharded model.
+---@param object ms.Module
+---@return function?
+function module.plain_forward(object)
   local state = state_of(object)
-  return state.fields.forward == forward and not state.around and not state.hooks
+  if not state.around and not state.hooks then return state.fields.forward end
 end
+local plain_forward = module.plain_forward
 
 --- down(gelu(up(x))). If both layers are plain ones, this is one operator, which keeps less for
 --- backward and gives the same bits.
@@ -576,7 +579,7 @@ end
 ---@param x ms.Tensor
 ---@return ms.Tensor
 function module.through_gelu(up, down, forward, operator, x)
-  if is_plain(up, forward) and is_plain(down, forward) then
+  if plain_forward(up) == forward and plain_forward(down) == forward then
     return x[operator](x, up.weight, down.weight, up.bias, down.bias)
   end
   return down(up(x, "gelu"))
