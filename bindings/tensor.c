@@ -120,6 +120,20 @@ static int tidy(lua_State *L)
     return results;
 }
 
+/* core.release(...): tensors of handles that no script has are released now, and not with their
+ * step. nil is passed over, and a tensor that is kept stays. */
+static int release(lua_State *L)
+{
+    int count = lua_gettop(L);
+    for (int i = 1; i <= count; i++) {
+        if (lua_isnil(L, i)) continue;
+        ms_handle *handle = ms_lua_handle(L, i);
+        if (!handle->kept && !handle->held)
+            ms_handle_drop(handle, "was released by the model that made it, after its last use");
+    }
+    return 0;
+}
+
 /* core.hold(t), core.spend(t): of tensors that futures hold, see state.h. */
 static int hold(lua_State *L)
 {
@@ -436,6 +450,7 @@ static const luaL_Reg functions[] = {
     { "hold", hold },
     { "spend", spend },
     { "tidy", tidy },
+    { "release", release },
     { "mark_parameter", mark_parameter },
     { "is_parameter", is_parameter },
     { "same_memory", same_memory },

@@ -59,6 +59,7 @@ function coded.product(layer, x, activation)
   end
   return x:linear(layer.weight, layer.bias, activation, what.codec)
 end
+module.tidy(coded.product)
 
 ----------------------------------------------------------------------------------------- in files
 

@@ -92,6 +92,8 @@ function Block:forward(stream, change, positions, past)
   stream, normed = layers._norm_of_sum(second, stream, drop(attention(normed, positions, past)))
   return stream, drop(mlp(normed))
 end
+module.tidy(MLP.forward)
+module.tidy(Block.forward, function(_, _, _, _, past) return not past end)
 
 ---------------------------------------------------------------------------------------------- body
 
@@ -123,15 +125,23 @@ local function run_body(holder, names, tokens, positions, how, cache)
   local stream, change = embed(holder, names, tokens, positions, cache), nil
   local dropout, blocks = how.dropout or 0, holder[names.blocks]
   if dropout > 0 and holder:is_training() then stream = stream:dropout(dropout) end
+  -- Whether only this function has the stream and the change, which were made by a block. A norm of
+  -- their sum gets neither.
+  local own = false
   for i = 1, #blocks do
     local block = blocks[i]
     if how.recompute and core.is_recording() then
       stream, change = core.recompute(block, stream, change, positions)
     else
-      stream, change = block(stream, change, positions, cache and cache:block(i))
+      -- Asked before the call: a hook may remove itself.
+      local is_tidy = not cache and module.is_tidy(block)
+      local next_stream, next_change = block(stream, change, positions, cache and cache:block(i))
+      if own and is_tidy then core.release(stream, change) end
+      stream, change, own = next_stream, next_change, is_tidy
     end
   end
   local _, normed = layers._norm_of_sum(holder[names.last], stream, change)
+  if own then core.release(stream, change) end
   return normed
 end
 

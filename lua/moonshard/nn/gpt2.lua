@@ -53,6 +53,8 @@ function MLP:forward(x)
   return module.through_gelu(self.c_fc, self.c_proj, linear_forward, "mlp_t", x)
 end
 
+for _, class in ipairs { Conv1D, MLP, Attention } do module.tidy(class.forward) end
+
 ---@class ms.GPT2: ms.Decoder
 local GPT2 = module.class("GPT2", Decoder)
 GPT2.lora_names = { "c_attn" }             -- what nn.lora adapts unless told; as peft

@@ -322,4 +322,10 @@ function Attention:forward(x, positions, past)
   return self.o_proj(joined:reshape(batch, time, -1))
 end
 
+for _, class in ipairs { Linear, Embedding, LayerNorm, RMSNorm, Dropout, MLP } do
+  module.tidy(class.forward)
+end
+-- Keys and values go into the cache.
+module.tidy(Attention.forward, function(_, _, _, past) return not past end)
+
 return layers

@@ -52,6 +52,7 @@ local function forward(self, x, activation)
     + self.lora_B(self.lora_A(given) * adapter.scale)
   return activation and y[activation](y) or y
 end
+module.tidy(forward)
 
 --- Gives a layer an adapter. A is drawn as the weight of a linear layer (kaiming uniform with a =
 --- sqrt(5)), B is zero: the layer computes what it did before.

@@ -185,6 +185,39 @@ local function alias_inputs(inputs)
   return aliases
 end
 
+-- Forwards that store no tensor: what they make and do not return, only the engine needs. The value
+-- tells of a call's arguments whether such tensors are released when the call has returned.
+local tidies = setmetatable({}, { __mode = "k" })
+
+local function never() return false end
+
+--- Says of a forward of the library that it stores no tensor.
+---@param forward function
+---@param releases? fun(...): boolean whether a call with these arguments ends with the release of
+--- what it has made and does not return. Without it no call does: the module is a part of others.
+function module.tidy(forward, releases) tidies[forward] = releases or never end
+
+-- Whether neither the module nor a part of it stores a tensor, and no hook sees one. A layer's own
+-- forward, such as an adapter's, calls that of its class. A part that is a unit of a sharded model
+-- is refused, as its edges make the tensors of its parameters.
+local function is_tidy(state)
+  local fields, order = state.fields, state.order
+  if state.hooks or not tidies[fields.forward] or not tidies[state.class.forward] then
+    return false
+  end
+  for i = 1, #order do
+    local part = fields[order[i]]
+    local meta = module.is_module(part) and getmetatable(part)
+    if meta and (meta.around or not is_tidy(meta)) then return false end
+  end
+  return true
+end
+
+--- Whether a call of this module leaves its arguments and results to its caller alone.
+---@param object ms.Module
+---@return boolean
+function module.is_tidy(object) return is_tidy(state_of(object)) end
+
 local function run(object, ...)
   local state = getmetatable(object)
   local hooks = state.hooks
@@ -192,7 +225,13 @@ local function run(object, ...)
   if not forward then
     core.raise("module " .. tostring(state.class.class_name) .. " has no method forward")
   end
-  if not hooks then return forward(object, ...) end
+  if not hooks then
+    local releases = tidies[forward]
+    if releases and releases(object, ...) and is_tidy(state) then
+      return core.tidy(forward, object, ...)
+    end
+    return forward(object, ...)
+  end
   local inputs = table.pack(...)
   if hooks.pre_forward then inputs = run_hooks("pre_forward", hooks.pre_forward, object, inputs) end
   if hooks.backward then
