@@ -281,6 +281,14 @@ static int flops(lua_State *L)
     return 1;
 }
 
+/* core.simulated_ns(): when all that is enqueued would end on the simulated machine; 0 on others.
+ */
+static int simulated_ns(lua_State *L)
+{
+    lua_pushnumber(L, ms_engine_simulated_ns(ms_lua_enter_inside(L)));
+    return 1;
+}
+
 /* core.device() -> the name of the engine's device, or "meta" where new tensors are made there.
  * Planners and libraries ask it as well, hence enter_inside. */
 static int device(lua_State *L)
@@ -378,6 +386,7 @@ void ms_open_engine(lua_State *L, int runtime)
         { "random_state", random_state },
         { "set_random_state", set_random_state },
         { "flops", flops },
+        { "simulated_ns", simulated_ns },
         { "device", device },
         { "is_sim", is_sim },
         { "in_hook", in_hook },

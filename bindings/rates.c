@@ -48,13 +48,64 @@ static void read_level(lua_State *L, int index, ms_level_rate *level)
     level->bytes_per_s = number_at(L, index, "links: ", "bytes_per_s");
 }
 
+/* One entry of shares: { flops = 0.7, bytes = 0.9 } by the name of its tasks; absent is 1. */
+static void read_share(lua_State *L, const char *name, ms_kernel_share *share)
+{
+    static const char *const keys[] = { "flops", "bytes", NULL };
+    if (!lua_istable(L, -1))
+        ms_lua_error(L, "rates: shares of '%s' must be a table, not a %s", name,
+                     luaL_typename(L, -1));
+    ms_lua_known_keys(L, lua_gettop(L), keys, "field of shares");
+    if (strlen(name) >= sizeof share->name)
+        ms_lua_error(L, "rates: shares: no task has the name '%s'", name);
+    *share = (ms_kernel_share){ .flops = 1, .bytes = 1 };
+    memcpy(share->name, name, strlen(name) + 1);
+    double *values[] = { &share->flops, &share->bytes };
+    for (int i = 0; i < 2; i++) {
+        if (lua_getfield(L, -1, keys[i]) != LUA_TNIL) {
+            lua_pop(L, 1);
+            *values[i] = number_at(L, lua_gettop(L), "shares: ", keys[i]);
+        } else lua_pop(L, 1);
+    }
+}
+
+/* Optional: without it all tasks reach the rates of the machine. */
+static void read_shares(lua_State *L, int table, ms_rates *rates)
+{
+    if (lua_getfield(L, table, "shares") == LUA_TNIL) {
+        lua_pop(L, 1);
+        return;
+    }
+    lua_pop(L, 1);
+    table_at(L, table, "shares", NULL);
+    int shares = lua_gettop(L);
+    for (lua_pushnil(L); lua_next(L, shares); lua_pop(L, 1)) {
+        if (lua_type(L, -2) != LUA_TSTRING)
+            ms_lua_error(L, "rates: shares are by the names of tasks, not by a %s",
+                         luaL_typename(L, -2));
+        /* One too many is counted, and refused by ms_rates_problem. */
+        if (rates->share_count++ < MS_KERNEL_SHARES_MAX)
+            read_share(L, lua_tostring(L, -2), &rates->shares[rates->share_count - 1]);
+    }
+    lua_pop(L, 1);
+}
+
+/* Field `name`, if it is there. */
+static double optional_at(lua_State *L, int table, const char *name)
+{
+    bool is_there = lua_getfield(L, table, name) != LUA_TNIL;
+    lua_pop(L, 1);
+    return is_there ? number_at(L, table, "", name) : 0;
+}
+
 /* Written to *out only when everything is right. A list that is too long gets a count above the
  * limit, which ms_rates_problem reports. Whether the numbers make sense together (no zeros, growing
  * levels) is decided by ms_rates_problem alone, which C applications call as well: the rule is
  * in one place. */
 void ms_lua_rates(lua_State *L, int index, ms_rates *out)
 {
-    static const char *const keys[] = { "flops_per_s", "bytes_per_s", "enqueue_ns", "links", NULL };
+    static const char *const keys[] = { "flops_per_s", "bytes_per_s", "enqueue_ns", "task_ns",
+                                        "shares",      "links",       NULL };
     static const char *const dtypes[MS_COST_DTYPES + 1] = {
         [MS_COST_F32] = "f32", [MS_COST_F16] = "f16", [MS_COST_BF16] = "bf16"
     };
@@ -68,10 +119,10 @@ void ms_lua_rates(lua_State *L, int index, ms_rates *out)
         rates.flops_per_s[i] = number_at(L, lua_gettop(L), "flops_per_s.", dtypes[i]);
     lua_pop(L, 1);
     rates.bytes_per_s = number_at(L, index, "", "bytes_per_s");
-    /* Optional: without it an enqueue costs the host no time. */
-    if (lua_getfield(L, index, "enqueue_ns") != LUA_TNIL)
-        rates.enqueue_ns = number_at(L, index, "", "enqueue_ns");
-    lua_pop(L, 1);
+    /* Without them an enqueue costs the host no time, and a task no more than its work. */
+    rates.enqueue_ns = optional_at(L, index, "enqueue_ns");
+    rates.task_ns = optional_at(L, index, "task_ns");
+    read_shares(L, index, &rates);
     table_at(L, index, "links", NULL);
     lua_Unsigned levels = lua_rawlen(L, -1);
     rates.level_count = levels > MS_LEVELS_MAX ? MS_LEVELS_MAX + 1 : (uint32_t)levels;

@@ -118,6 +118,8 @@ struct ms_device {
     void (*mark_close)(ms_engine *engine, ms_mark *mark);
     void (*mark)(ms_stream *stream, uint64_t seq, ms_mark *mark);
     uint64_t (*mark_ns)(const ms_engine *engine, const ms_mark *mark);
+    /* See ms_engine_simulated_ns. NULL: time is not simulated. */
+    double (*simulated_ns)(const ms_engine *engine);
 
     /* Copies between host memory and the device's, in stream order. copy_in reads up to
      * MS_COPY_INLINE bytes before it returns; other host memory stays until number launch->seq is

@@ -239,6 +239,11 @@ ms_status ms_stream_enqueue(ms_stream *stream, const ms_task *task, const void *
 
 double ms_engine_flops(const ms_engine *engine) { return engine->flops; }
 
+double ms_engine_simulated_ns(const ms_engine *engine)
+{
+    return engine->device->simulated_ns ? engine->device->simulated_ns(engine) : 0;
+}
+
 /* ---------------------------------------------------------- errors, syncing */
 
 /* One thread at a time reports for a stream: its worker, or the host in a forked child, where there

@@ -57,6 +57,12 @@ describe("bench step", function()
         assert.equal(device, found.device)
         assert.equal(bench(switches, settings).peak_mib, found.peak_mib)
         assert.is_true(found.reserved_mib >= found.peak_mib)
+        -- The time of a GPU's step, by its rates.
+        if device == "cuda" then
+          assert.equal("h200", found.rates)
+          assert.near(found.batch * found.length, found.estimated_tok_s * found.estimated_ms / 1e3,
+            1e-6 * found.batch * found.length)
+        else assert.is_nil(found.estimated_ms) end
       end
     end
     local code, _, err = command.run(folder, "bench step --config gpt2-124m --device cuda --check \z

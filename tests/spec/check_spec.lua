@@ -275,6 +275,50 @@ describe("moonshard check", function()
     end
   end)
 
+  it("estimates the time of a step, from the rates of a GPU or of a file", function()
+    -- A product of 2 * 512^3 FLOPs, and as much memory as three of its matrices in each step.
+    command.write(folder .. "/p.lua", [[
+      local ms = require "moonshard"
+      local x = ms.randn { 512, 512, seed = 1 }:keep()
+      for _ in ms.steps(3) do x:matmul(x) end]])
+    local flops = 2 * 512 ^ 3
+    local function step_ms(switches)
+      return checked(folder .. "/p.lua", switches).estimated_times.step_ms
+    end
+    command.write(folder .. "/plain.lua", RATES:format("1e9", "1e12", "1e9"))
+    assert.near(flops / 1e9 * 1e3, step_ms("--rates " .. folder .. "/plain.lua"), 1e-3)
+    command.write(folder .. "/shares.lua", (RATES:format("1e9", "1e12", "1e9"):gsub("return {", [[
+      return { task_ns = 5e6, shares = { matmul = { flops = 0.5 }, other = { bytes = 0.1 } },]])))
+    assert.near(2 * flops / 1e9 * 1e3 + 5, step_ms("--rates " .. folder .. "/shares.lua"), 1e-3)
+    -- Without rates of this machine no time is told. A GPU is taken to be an H200.
+    assert.is_nil(step_ms "")
+    local h200 = step_ms "--device cuda"
+    assert.equal(h200, step_ms "--device cuda --rates h200")
+    assert.equal(h200, step_ms "--rates h200")
+    assert.is_true(h200 > flops / 67e12 * 1e3 and h200 < 0.1, h200)
+    assert.matches("a step takes some [%d.]+ ms by the rates of h100, an estimate",
+      command.succeed(folder, "check p.lua --device cuda --rates h100"))
+    assert.is_nil(command.succeed(folder, "check p.lua"):match "a step takes")
+  end)
+
+  it("estimates 124M's step on an H200 as a model of its bytes and products does", function()
+    -- Half to two times what PyTorch compiled was measured at, 123 ms (tests/bench/results/h200).
+    command.write(folder .. "/p.lua", [[
+      local ms = require "moonshard"
+      local model = ms.nn.gpt2 {
+        vocab = 50304, context = 1024, layers = 12, width = 768, heads = 12,
+      }
+      model:to "bf16"
+      local optimizer = ms.optim.adamw(model)
+      local x = ms.randint { 64, 1024, high = 50304 }:keep()
+      for _ in ms.steps(3) do
+        model(x):cross_entropy(x):backward()
+        optimizer:step()
+      end]])
+    local ms_of_step = checked(folder .. "/p.lua", "--device cuda").estimated_times.step_ms
+    assert.is_true(ms_of_step > 80 and ms_of_step < 160, ms_of_step)
+  end)
+
   it("says which plans were made from times", function()
     command.write(folder .. "/p.lua", PLANNED)
     -- Links that are slow compared with arithmetic, and fast links.
@@ -322,11 +366,26 @@ describe("moonshard check", function()
     refused((good:gsub("latency_ns = 1e4", "latency_ns = -1")), "latency_ns must be 0 or more")
     refused((good:gsub("ranks = 2, ", "")), "each level but the last has a number of ranks")
     refused((good:gsub("links = %b{}", "links = {}")), "links must have 1 to 8 levels")
+    refused((good:gsub("links =", "task_ns = -1, links =")), "task_ns must be 0 or more")
+    local shares = {
+      ["5"] = "shares must be a table; it is number",
+      ["{ matmul = 1 }"] = "shares of 'matmul' must be a table, not a number",
+      ["{ {} }"] = "shares are by the names of tasks, not by a number",
+      ["{ matmul = { flop = 1 } }"] = "did you mean 'flops'",
+      ["{ matmul = { flops = 1.5 } }"] = "shares must be above 0, and 1 at most",
+      ["{ matmul = { bytes = 'all' } }"] = "bytes must be a number; it is string",
+    }
+    for text, pattern in pairs(shares) do
+      refused((good:gsub("links =", "shares = " .. text .. ", links =")), pattern)
+    end
     refused((good:gsub("links = %b{}", "links = { 1 }")), "a list of tables, not of number")
     local code, _, err = command.run(folder, "check r.lua --rates none.lua")
     assert.equal(3, code)
     assert.matches("none.lua", err)
     command.write(folder .. "/rates.lua", good)
+    code, _, err = command.run(folder, "check r.lua --device cuda --rates h300")
+    assert.equal(3, code)
+    assert.matches("rates file h300: .* known: h100, h200", err)
     code, _, err = command.run(folder, "run r.lua --rates rates.lua")
     assert.equal(2, code)
     assert.matches("only the sim device", err)

@@ -3,6 +3,7 @@
 #include "exec/sim/sim.h"
 
 #include <math.h>
+#include <string.h>
 
 /* Two cores of an AMD EPYC (Zen 5, AVX-512-BF16) with one L3 cache, which tests/bench/README.md
  * describes; a rank has both of them:
@@ -22,11 +23,12 @@ const ms_rates *ms_rates_default(void)
     return &rates;
 }
 
-_Static_assert(MS_LEVELS_MAX == 8, "ms_rates_problem says so");
+_Static_assert(MS_LEVELS_MAX == 8 && MS_KERNEL_SHARES_MAX == 64, "ms_rates_problem says so");
 
 /* Written so that NaN fails. */
 static bool is_positive(double value) { return isfinite(value) && value > 0; }
 static bool is_duration(double value) { return isfinite(value) && value >= 0; }
+static bool is_share(double value) { return value > 0 && value <= 1; }
 
 /* NULL if the rates can be used. Levels must ascend, since the search for a level takes the first
  * that holds all ranks. */
@@ -37,6 +39,13 @@ const char *ms_rates_problem(const ms_rates *rates)
             return "flops_per_s must be above 0, for each of f32, f16 and bf16";
     if (!is_positive(rates->bytes_per_s)) return "bytes_per_s must be above 0";
     if (!is_duration(rates->enqueue_ns)) return "enqueue_ns must be 0 or more";
+    if (!is_duration(rates->task_ns)) return "task_ns must be 0 or more";
+    if (rates->share_count > MS_KERNEL_SHARES_MAX) return "shares must have 64 names or fewer";
+    for (uint32_t i = 0; i < rates->share_count; i++) {
+        const ms_kernel_share *share = &rates->shares[i];
+        if (!is_share(share->flops) || !is_share(share->bytes))
+            return "shares must be above 0, and 1 at most";
+    }
     if (rates->level_count < 1 || rates->level_count > MS_LEVELS_MAX)
         return "links must have 1 to 8 levels";
     for (uint32_t i = 0; i < rates->level_count; i++) {
@@ -69,13 +78,23 @@ static double collective_ns(const ms_rates *rates, const ms_task_cost *cost)
     return rounds * level->latency_ns + (double)cost->wire_bytes * 1e9 / level->bytes_per_s;
 }
 
+/* The shares of the rates that tasks of this name reach. */
+static const ms_kernel_share *share_of(const ms_rates *rates, const char *name)
+{
+    static const ms_kernel_share all = { .flops = 1, .bytes = 1 };
+    for (uint32_t i = 0; i < rates->share_count; i++)
+        if (strcmp(rates->shares[i].name, name) == 0) return &rates->shares[i];
+    return &all;
+}
+
 /* The roofline model: work inside a rank is bound by arithmetic or by memory, whichever takes
  * longer. */
-double ms_rates_ns(const ms_rates *rates, const ms_task_cost *cost)
+double ms_rates_ns(const ms_rates *rates, const char *name, const ms_task_cost *cost)
 {
     if (cost->ranks > 1) return collective_ns(rates, cost);
     uint32_t dtype = cost->dtype < MS_COST_DTYPES ? cost->dtype : MS_COST_F32;
-    double arithmetic = cost->flops * 1e9 / rates->flops_per_s[dtype];
-    double memory = (double)cost->bytes * 1e9 / rates->bytes_per_s;
-    return arithmetic > memory ? arithmetic : memory;
+    const ms_kernel_share *share = share_of(rates, name);
+    double arithmetic = cost->flops * 1e9 / (rates->flops_per_s[dtype] * share->flops);
+    double memory = (double)cost->bytes * 1e9 / (rates->bytes_per_s * share->bytes);
+    return rates->task_ns + (arithmetic > memory ? arithmetic : memory);
 }

@@ -7,7 +7,7 @@
  *   cost. Clocks depend on the order of host calls and on the rates only.
  * - The host's clock moves on with each call that enqueues (ms_rates.enqueue_ns), and to the end of
  *   what it awaits: a sync, the end of a step, or room in a stream that is full.
- * - Nothing but marks reads the clocks.
+ * - Nothing but marks, and ms_engine_simulated_ns, reads the clocks.
  * - A stream remembers when its last MS_STREAM_DEPTH numbers ended. What came before has ended by
  *   the host's clock, since the stream would have been full otherwise. */
 #include "exec/sim/sim.h"
@@ -84,7 +84,8 @@ static void advance(ms_stream *stream, uint64_t seq, double ready, double ns)
 /* The task's function is never called; its cost decides how long it takes. */
 static void sim_run(ms_stream *stream, const ms_launch *launch)
 {
-    advance(stream, launch->seq, 0, ms_rates_ns(&stream->engine->rates, &launch->cost));
+    advance(stream, launch->seq, 0,
+            ms_rates_ns(&stream->engine->rates, launch->name, &launch->cost));
 }
 
 /* A wait takes no time of its own; it only delays the stream until the other number has ended. */
@@ -117,6 +118,14 @@ static void sim_await(ms_stream *stream, uint64_t seq)
 {
     ms_sim *sim = stream->engine->device_state;
     sim->host_ns = later(sim->host_ns, end_of(stream, seq));
+}
+
+static double sim_simulated_ns(const ms_engine *engine)
+{
+    double ns = ((const ms_sim *)engine->device_state)->host_ns;
+    for (uint32_t i = 0; i < engine->stream_count; i++)
+        ns = later(ns, ((const ms_sim_stream *)engine->streams[i]->device_state)->now_ns);
+    return ns;
 }
 
 /* ------------------------------------------------------------------- values */
@@ -248,6 +257,7 @@ const ms_device ms_device_sim = {
     .await = sim_await,
     .mark = sim_mark,
     .mark_ns = sim_mark_ns,
+    .simulated_ns = sim_simulated_ns,
     .copy_in = sim_copy_in,
     .copy_out = sim_copy_out,
     .read = sim_read,

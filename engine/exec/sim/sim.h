@@ -4,7 +4,7 @@
 
 #include "exec/state.h"
 
-/* Nanoseconds that a call of this cost takes on an idle machine. */
-double ms_rates_ns(const ms_rates *rates, const ms_task_cost *cost);
+/* Nanoseconds that a task of this name and cost takes on an idle machine. */
+double ms_rates_ns(const ms_rates *rates, const char *name, const ms_task_cost *cost);
 
 #endif

@@ -60,10 +60,20 @@ typedef enum ms_cost_dtype {
     MS_COST_BF16,
     MS_COST_DTYPES
 } ms_cost_dtype;
+/* The shares of flops_per_s and of bytes_per_s that tasks of one name reach: above 0, 1 at most. */
+#define MS_KERNEL_SHARES_MAX 64
+typedef struct ms_kernel_share {
+    char name[32]; /* as traces show it */
+    double flops, bytes;
+} ms_kernel_share;
 typedef struct ms_rates {
     double flops_per_s[MS_COST_DTYPES]; /* of a rank, with all its threads */
     double bytes_per_s;                 /* of a rank's memory */
     double enqueue_ns;                  /* what enqueueing costs the host; 0 is allowed */
+    double task_ns;                     /* what a task takes beside its work; 0 is allowed */
+    /* Of tasks that are not listed: 1. */
+    uint32_t share_count;
+    ms_kernel_share shares[MS_KERNEL_SHARES_MAX];
     /* Links between ranks, innermost first; the last level has 0 ranks. */
     uint32_t level_count;
     ms_level_rate levels[MS_LEVELS_MAX];
@@ -332,6 +342,9 @@ MS_API ms_status ms_stream_enqueue(ms_stream *stream, const ms_task *task, const
                                    const ms_access *accesses, uint32_t count, ms_task_cost cost,
                                    ms_point *out);
 MS_API double ms_engine_flops(const ms_engine *engine); /* sum of the costs enqueued so far */
+/* On the sim device: when all that is enqueued would end, by the rates, in nanoseconds since the
+ * engine was made. 0 on others. */
+MS_API double ms_engine_simulated_ns(const ms_engine *engine);
 
 /* ------------------------------------------- values between host and device */
 

@@ -49,6 +49,16 @@ local function without_output(core)
   end
 end
 
+-- The estimated time of a step: when the work of the last one ends after that of the one before.
+local function time_steps(core)
+  local own, ends = core.step_end, {}
+  core.step_end = function()
+    own()
+    ends[1], ends[2] = ends[2], core.simulated_ns()
+  end
+  return function() return ends[1] and (ends[2] - ends[1]) / 1e6 end
+end
+
 -- stdout is for the result; text that the recipe prints goes to stderr.
 local function set_print()
   -- luacheck: push globals print
@@ -83,7 +93,7 @@ end
 -- The result for this rank: its peak memory over the whole run, and the collectives of the last
 -- step. Plans that depend on times are listed: the simulated times are estimates, so a real run may
 -- plan differently, and its memory and collectives then differ.
-local function result_of(core, rates, hosts)
+local function result_of(core, rates, hosts, step_ms)
   local collectives, hash = core.comm_records()
   local groups, by_name, between = {}, {}, 0
   local result = {
@@ -96,6 +106,7 @@ local function result_of(core, rates, hosts)
     shards = shards_of(core),
     estimated_times = {
       rates = rates or BUILT_IN,
+      step_ms = rates and step_ms,
       plans = core.json_list(require "moonshard.parallel.planner".from_times()),
     },
   }
@@ -190,6 +201,10 @@ local function show(result, beside)
   end
   for _, text in ipairs(result.assumptions) do lines[#lines + 1] = text end
   local times = result.estimated_times
+  if times.step_ms then
+    lines[#lines + 1] = ("a step takes some %.4g ms by the rates of %s, an estimate")
+      :format(times.step_ms, times.rates)
+  end
   for _, plan in ipairs(times.plans) do
     lines[#lines + 1] = ("made from estimated times (rates: %s), a real run may differ: %s")
       :format(times.rates, plan)
@@ -408,6 +423,7 @@ function check.main(arguments)
     launch.exit(2, ("--rank %d: there are ranks 0 to %d"):format(parsed.rank, parsed.ranks - 1))
   end
   local for_gpu = parsed.device == "cuda"
+  if for_gpu then parsed.rates = parsed.rates or switches.GPU end
   local beside = for_gpu and core.gpu_scratch() or nil
   local answer = parsed.answer and assert(io.open(parsed.answer, "w")) or io.stdout
   local function tell(result)
@@ -427,7 +443,9 @@ function check.main(arguments)
     core.configure { group = "fake", rank = parsed.rank, world_size = parsed.ranks,
       hosts = counts_of(parsed.hosts), sum_by_ranks = parsed.sum_order == "ranks" }
   end
+  local step_ms = function() end
   if not parsed.help then
+    step_ms = time_steps(core)
     launch.checking, launch.sharded = true, {}
     without_output(core)
     set_print()
@@ -435,7 +453,7 @@ function check.main(arguments)
   local code = require "moonshard.cli.run".recipe(parsed.recipe,
     { arguments = parsed.options, help = parsed.help, config_file = parsed.config })
   if code ~= 0 or parsed.help then return code end
-  local result = result_of(core, parsed.rates, parsed.hosts)
+  local result = result_of(core, parsed.rates, parsed.hosts, step_ms())
   if not parsed.answer then result.shards = nil end
   -- The result has a peak for each rank, also for ranks that were not run.
   for rank = 2, result.ranks do

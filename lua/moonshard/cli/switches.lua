@@ -1,9 +1,11 @@
 -- The switches that commands share, parsed by argparse. Arguments of the form key=value are the
 -- recipe's options.
+local gpu_rates = require "moonshard.cli.gpu_rates"
 local launch = require "moonshard.base.launch"
 local shipped = require "moonshard.base.shipped"
 
 local switches = {
+  GPU = "h200",          -- which GPU a check with --device cuda takes the times of
   root = nil,            -- the parser of which new parsers are commands; see the command docs
 }
 
@@ -58,8 +60,8 @@ local engine = {
     argname = "BYTES", convert = switches.count, setting = "memory_bytes", agree = true,
   },
   {
-    "--rates", "speeds of the simulated machine, from which sim estimates times (.lua or .json; \z
-      default: measured on one machine)",
+    "--rates", "speeds of the simulated machine, from which sim estimates times: h100, h200, or a \z
+      file (.lua or .json; default: measured on one machine)",
     argname = "FILE", setting = false,
   },
   { "--strict", "a missing wait between streams is an error", is_flag = true, agree = true },
@@ -211,14 +213,21 @@ function switches.parse_recipe(parser, arguments)
   return parsed
 end
 
--- Reads the speeds of the simulated machine from a file, if one is given.
+-- The speeds of the simulated machine, if some are asked for: those of a GPU by its name, or of a
+-- file.
 local function apply_rates(parsed)
   if not parsed.rates then return end
   if parsed.device ~= "sim" then
     launch.exit(2, "--rates: only the sim device estimates times: use `moonshard check`, or \z
       --device sim")
   end
-  local values, message = require "moonshard.base.table_file".read(parsed.rates)
+  local values, message = gpu_rates[parsed.rates], nil
+  if not values then
+    values, message = require "moonshard.base.table_file".read(parsed.rates)
+    if not values and not parsed.rates:find "[./]" then
+      message = message .. " (GPUs whose speeds are known: h100, h200)"
+    end
+  end
   local ok = values ~= nil
   if ok then ok, message = pcall(require "moonshard.core".configure, { rates = values }) end
   if not ok then launch.exit(3, ("rates file %s: %s"):format(parsed.rates, tostring(message))) end

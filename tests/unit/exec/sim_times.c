@@ -72,6 +72,34 @@ static void estimates_follow_from_cost_and_rates(void **state)
     }
 }
 
+/* Names that are not listed reach all of the rates. */
+static void tasks_reach_the_shares_of_their_names(void **state)
+{
+    (void)state;
+    ms_rates rates = round_rates;
+    rates.task_ns = 10;
+    rates.share_count = 2;
+    rates.shares[0] = (ms_kernel_share){ .name = "works", .flops = 0.125, .bytes = 0.125 };
+    rates.shares[1] = (ms_kernel_share){ .name = "work", .flops = 0.5, .bytes = 0.25 };
+    ms_engine *engine = make_sim(&rates);
+    ms_stream *a = ms_engine_current(engine);
+    assert_true(ms_engine_simulated_ns(engine) == 0);
+    work(a, (ms_task_cost){ .flops = 1000 });
+    assert_int_equal(now_on(a), 2010);
+    work(a, (ms_task_cost){ .bytes = 1000 });
+    assert_int_equal(now_on(a), 6020);
+    /* A collective is no kernel of this rank. */
+    work(a, (ms_task_cost){ .wire_bytes = 5000, .ranks = 4, .first_rank = 4, .last_rank = 7 });
+    assert_int_equal(now_on(a), 11420);
+    /* Until the work of all streams has ended. */
+    ms_stream *b = side_of(engine);
+    work(b, (ms_task_cost){ .flops = 500 });
+    assert_true(ms_engine_simulated_ns(engine) == 11420);
+    work(b, (ms_task_cost){ .flops = 10000 });
+    assert_true(ms_engine_simulated_ns(engine) == 21020);
+    ms_engine_free(engine);
+}
+
 static void streams_of_sim_run_side_by_side_and_wait(void **state)
 {
     (void)state;
@@ -210,7 +238,7 @@ static void rates_that_cannot_be_are_refused(void **state)
     (void)state;
     assert_null(ms_rates_problem(ms_rates_default()));
     assert_null(ms_rates_problem(&round_rates));
-    for (int i = 0; i < 11; i++) {
+    for (int i = 0; i < 15; i++) {
         ms_rates rates = round_rates;
         const char *word = i < 2 ? "flops_per_s" : "links";
         if (i == 0) rates.flops_per_s[MS_COST_BF16] = 0;
@@ -224,6 +252,12 @@ static void rates_that_cannot_be_are_refused(void **state)
         if (i == 8) rates.levels[0].ranks = 0;
         if (i == 9) rates.level_count = 3, rates.levels[1].ranks = 4;
         if (i == 10) rates.enqueue_ns = -1, word = "enqueue_ns";
+        if (i == 11) rates.task_ns = -1, word = "task_ns";
+        if (i > 11) word = "shares", rates.share_count = 1;
+        rates.shares[0] = (ms_kernel_share){ .name = "work", .flops = 1, .bytes = 1 };
+        if (i == 12) rates.share_count = MS_KERNEL_SHARES_MAX + 1;
+        if (i == 13) rates.shares[0].flops = 1.01;
+        if (i == 14) rates.shares[0].bytes = 0;
         ms_engine_options options = { .device = "sim", .rates = &rates };
         ms_engine *engine = NULL;
         ms_error error;
@@ -239,6 +273,7 @@ int main(void)
         cmocka_unit_test(estimates_follow_from_cost_and_rates),
         cmocka_unit_test(streams_of_sim_run_side_by_side_and_wait),
         cmocka_unit_test(the_host_of_sim_has_a_clock),
+        cmocka_unit_test(tasks_reach_the_shares_of_their_names),
         cmocka_unit_test(a_step_of_an_optimizer_moves_its_bytes),
         cmocka_unit_test(nothing_but_times_depends_on_rates),
         cmocka_unit_test(rates_that_cannot_be_are_refused),

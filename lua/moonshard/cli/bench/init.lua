@@ -382,6 +382,7 @@ function bench.main(arguments)
     parsed.check, parsed.device = parsed.device or "cpu", "sim"
     require "moonshard.core".configure { for_gpu = parsed.check == "cuda" }
     launch.for_gpu = parsed.check == "cuda"
+    if launch.for_gpu then parsed.rates = parsed.rates or switches.GPU end
   end
   if parsed.hosts then return require "moonshard.cli.bench.hosts".run(parsed, median, given) end
   if many and parsed.ranks > 1 and (not own_jobs or parsed.here)

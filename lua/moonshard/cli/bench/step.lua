@@ -164,20 +164,27 @@ local function whole_steps(parsed, part, tools)
   return 0
 end
 
--- On the sim device, which makes all decisions and has no data: the peak of a run of whole_steps.
--- The first steps and those in parts have it; the others repeat it.
+-- On the sim device, which makes all decisions and has no data: the peak of a run of whole_steps,
+-- and the time of a step by the rates of a GPU. The first steps and those in parts have the peak;
+-- the others repeat it.
 local function predict(parsed, part, tools)
-  local core, c = require "moonshard.core", part.config
+  local core, c, ends = require "moonshard.core", part.config, {}
   part.graph = false  -- it needs a GPU, and no other tensor memory
   measure(part, 1, WARM)
   measure_parts(part)
+  for _ in require "moonshard".steps(2) do
+    part.step()
+    ends[#ends + 1] = core.simulated_ns()
+  end
+  local ms = parsed.rates and (ends[2] - ends[1]) / 1e6
   tools.emit(parsed, {
     config = parsed.config, device = parsed.check, batch = c.batch, length = c.context,
     dtype = parsed.dtype, parameters = parsed.parameters, attention = parsed.attention,
     peak_mib = core.memory().peak / 2 ^ 20, reserved_mib = core.memory().reserved / 2 ^ 20,
+    rates = parsed.rates, estimated_ms = ms, estimated_tok_s = ms and part.tokens / ms * 1e3,
   }, {
     "config", "device", "batch", "length", "dtype", "parameters", "attention", "peak_mib",
-    "reserved_mib",
+    "reserved_mib", "rates", "estimated_ms", "estimated_tok_s",
   })
   return 0
 end
@@ -245,8 +252,8 @@ function bench_step.register(parser, tools)
   parser:option("--attention", "how its gradients are added up")
     :choices { "deterministic", "fast" }:default "deterministic"
   parser:flag("--recompute", "backward computes the activations of each block again")
-  parser:flag("--check", "measure nothing: tell the peak of tensor memory that it would have, and \z
-    with --memory whether it fits; on any machine")
+  parser:flag("--check", "measure nothing: tell the peak of tensor memory that it would have, \z
+    with --memory whether it fits, and with --device cuda an estimate of its time; on any machine")
   parser:flag("--hook-pairs", ("what a hook in Lua that does nothing adds to the median step: \z
     %d pairs of runs without and with it, in turns"):format(PAIRS))
   return function(parsed)
