@@ -6,14 +6,16 @@
  * onto the stream, or asks how far it is, comes after what is kept: it is put onto the stream
  * first. So order and points are those of a stream that keeps nothing.
  *
- * Nothing is kept while work repeats (replay.c): a graph has each task by itself. Nothing is kept
- * with CUDA_LAUNCH_BLOCKING=1 either, where the host waits after each task (fatal.c). */
+ * Where work repeats (replay.c), what is kept ends the run before it and is in no graph: a graph
+ * would have each task by itself, with a gap of the GPU after each. Nothing is kept with
+ * CUDA_LAUNCH_BLOCKING=1, where the host waits after each task (fatal.c). */
 #include "exec/cuda/batch.h"
 
 #include <string.h>
 
 #include "exec/cuda/completion.h"
 #include "exec/cuda/errors.h"
+#include "exec/cuda/replay.h"
 #include "exec/stream.h"
 
 /* What a stream keeps. */
@@ -49,9 +51,10 @@ bool ms_cuda_batch_add(ms_stream *stream, const ms_launch *launch)
     const ms_cuda_device *self = ms_cuda_of(stream->engine);
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
     void *memory = NULL;
-    if (!self->batches || self->repeating || self->blocks || !task_of(launch)->batch
-        || ms_stream_has_failed(stream))
+    if (!self->batches || self->blocks || !task_of(launch)->batch || ms_stream_has_failed(stream))
         return false;
+    if (!queue->batch || queue->batch->count == 0) ms_cuda_cut(stream, NULL);
+    if (ms_stream_has_failed(stream)) return false;
     /* Without memory for it, tasks are carried out one by one. */
     if (!queue->batch
         && ms_allocate(&stream->engine->context, sizeof *queue->batch, "stream", &memory))

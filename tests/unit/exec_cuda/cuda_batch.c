@@ -223,22 +223,33 @@ static void the_end_of_the_engine_puts_them(void **state)
 /* --------------------------------------------------------- work that repeats, traces */
 
 /* Graphs have each task by itself. */
-static void work_that_repeats_is_in_graphs(void **state)
+/* Where work repeats, what is before and after them is in graphs, in the order of enqueueing: y is
+ * read and written by all. */
+static void work_that_repeats_has_them_between_graphs(void **state)
 {
     (void)state;
     place p = open_place();
     ms_repeats repeats;
+    double y = 100;
+    ms_engine_set_repeating(p.engine, true);
     for (int step = 0; step < 6; step++) {
-        ms_engine_set_repeating(p.engine, true);
+        for (int i = 0; i < 4; i++) run(p.a, &scales, p.y, p.y, 1, 1);
         ms_engine_batch(p.engine, 1);
-        enqueue(&p);
+        run(p.a, &joined, p.y, p.y, 0.5f, 1);
+        for (int i = 0; i < TASKS; i++) run(p.a, &joined, p.x[i], p.x[i], 0.5f, 1);
         ms_engine_batch(p.engine, -1);
-        ms_engine_set_repeating(p.engine, false);
+        assert_int_equal(times, step + 1);
+        assert_int_equal(last, TASKS + 1);
+        for (int i = 0; i < 4; i++) run(p.a, &scales, p.y, p.y, 2, 0);
+        y = ((y + 4) * 0.5 + 1) * 16;
     }
-    assert_int_equal(last, 1);
-    values_are(&p, 64, 63);
+    ms_engine_set_repeating(p.engine, false);
+    assert_true(value_of(p.y) == (float)y);
     ms_engine_repeats(p.engine, &repeats);
-    assert_int_equal(repeats.launches, 3);
+    /* The end of a step and the beginning of the next are one run of eight. It comes five times,
+     * and has a graph from the fourth on. */
+    assert_int_equal(repeats.launches, 2);
+    assert_int_equal(repeats.replayed, 16);
     close_place(&p);
 }
 
@@ -349,7 +360,7 @@ int main(void)
         cmocka_unit_test(a_group_has_a_limit),
         cmocka_unit_test(whatever_comes_after_puts_them),
         cmocka_unit_test(the_end_of_the_engine_puts_them),
-        cmocka_unit_test(work_that_repeats_is_in_graphs),
+        cmocka_unit_test(work_that_repeats_has_them_between_graphs),
         cmocka_unit_test(a_trace_has_each_task),
         cmocka_unit_test(a_launch_that_fails_is_an_error),
         cmocka_unit_test(what_was_kept_before_a_failure_is_skipped),
