@@ -199,8 +199,7 @@ class Autocast(TorchFunctionMode):
     LOW = {"linear", "addmm", "conv2d", "scaled_dot_product_attention"}
     FULL = {"layer_norm", "rms_norm", "cross_entropy", "cos", "sin", "__rpow__"}
     AS_GIVEN = {"embedding", "gelu", "silu", "max_pool2d", "add", "sub", "mul", "neg", "cat", "split", "view", "reshape",
-                "flatten", "transpose", "repeat_interleave", "arange", "float", "size", "__getitem__", "__get__", "div",
-                "truediv", "__rmul__"}
+                "flatten", "transpose", "repeat_interleave", "arange", "float", "size", "__getitem__", "__get__", "div"}
 
     def __init__(self, low):
         super().__init__()
