@@ -15,7 +15,6 @@
 
 #include "exec/cuda/completion.h"
 #include "exec/cuda/errors.h"
-#include "exec/cuda/replay.h"
 #include "exec/stream.h"
 
 /* What a stream keeps. */
@@ -46,15 +45,24 @@ static bool fits(const struct ms_cuda_single_graph *batch, const ms_launch *laun
     return task->batch == first->batch && task->joins(arguments, batch->count, launch->arguments);
 }
 
-bool ms_cuda_batch_add(ms_stream *stream, const ms_launch *launch)
+static bool can_be_kept(const ms_stream *stream, const ms_launch *launch)
 {
     const ms_cuda_device *self = ms_cuda_of(stream->engine);
+    return self->batches && !self->blocks && task_of(launch)->batch
+           && !ms_stream_has_failed(stream);
+}
+
+bool ms_cuda_batch_begins(const ms_stream *stream, const ms_launch *launch)
+{
+    const struct ms_cuda_single_graph *batch = ms_cuda_queue_of(stream)->batch;
+    return can_be_kept(stream, launch) && (!batch || batch->count == 0);
+}
+
+bool ms_cuda_batch_add(ms_stream *stream, const ms_launch *launch)
+{
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
     void *memory = NULL;
-    if (!self->batches || self->blocks || !task_of(launch)->batch || ms_stream_has_failed(stream))
-        return false;
-    if (!queue->batch || queue->batch->count == 0) ms_cuda_cut(stream, NULL);
-    if (ms_stream_has_failed(stream)) return false;
+    if (!can_be_kept(stream, launch)) return false;
     /* Without memory for it, tasks are carried out one by one. */
     if (!queue->batch
         && ms_allocate(&stream->engine->context, sizeof *queue->batch, "stream", &memory))

@@ -5,6 +5,9 @@
 
 #include "exec/cuda/state.h"
 
+/* Whether this task would be the first that is kept. What came before must be on the stream then.
+ */
+bool ms_cuda_batch_begins(const ms_stream *stream, const ms_launch *launch);
 /* The task is kept for later; its number still has to be counted. False: it is for now. */
 bool ms_cuda_batch_add(ms_stream *stream, const ms_launch *launch);
 /* Puts onto the stream, or onto all, what was kept. */

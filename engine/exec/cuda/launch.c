@@ -70,6 +70,7 @@ void ms_cuda_run(ms_stream *stream, const ms_launch *launch)
     (void)ms_cuda_enter(stream->engine);
     if (!is_kernel(stream, launch)) return;
     ms_cuda_remember(stream, launch);
+    if (ms_cuda_batch_begins(stream, launch)) ms_cuda_cut(stream, NULL);
     if (ms_cuda_batch_add(stream, launch)) {
         ms_cuda_advance(stream, launch->seq);
         return;
