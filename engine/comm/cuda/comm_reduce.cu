@@ -1,7 +1,7 @@
 /* comm_reduce.cu: reductions of equal tensors, copies, and words for the host.
  *
- * The bits of a reduction are the CPU's: numbers are added one by one, in f32, and no multiply-add
- * is fused (engine/cmake/cuda.cmake). */
+ * The bits of a reduction are the CPU's, but for those of a NaN: numbers are added one by one, in
+ * f32, and no multiply-add is fused (engine/cmake/cuda.cmake). */
 #include "comm/cuda/comm_reduce.h"
 
 #include "ops/cuda/device.h"

@@ -13,7 +13,7 @@ enum { TILE = MS_TILE, ROW = MS_TILE_ROW };
 static_assert(MS_CUDA_ATTENTION_SHARED == 3 * TILE * ROW * sizeof(float), "three tiles");
 
 struct alignas(8) four_halves {
-    uint16_t of[4];
+    uint32_t low, high;
 };
 
 /* ---------------------------------------------------------------------- tiles */
@@ -127,9 +127,10 @@ MS_DEVICE_SHARED void get_tile(const float *tile, float x[4][4])
     MS_UNROLL for (int i = 0; i < 16; i++) x[i / 4][i % 4] = from[i / 4 * ROW + i % 4 * 16];
 }
 
-MS_DEVICE uint16_t narrow(float x, uint8_t dtype)
+MS_DEVICE four_halves narrow(const float x[4], uint8_t dtype)
 {
-    return dtype == MS_BF16 ? ms_bf16_narrow(x) : ms_f16_narrow(x);
+    if (dtype == MS_BF16) return four_halves{ ms_bf16_pair(x[0], x[1]), ms_bf16_pair(x[2], x[3]) };
+    return four_halves{ ms_f16_pair(x[0], x[1]), ms_f16_pair(x[2], x[3]) };
 }
 
 /* Elements i .. i + 3 of a row, as far as there are `left` of them. */
@@ -139,10 +140,7 @@ MS_DEVICE void write_four(void *row, int64_t i, int64_t left, uint8_t dtype, con
     bool whole = left >= 4 && (uintptr_t)to % (4 * item_of(dtype)) == 0;
     if (whole && dtype == MS_F32)
         *reinterpret_cast<ms_four *>(to) = ms_four{ { x[0], x[1], x[2], x[3] } };
-    else if (whole)
-        *reinterpret_cast<four_halves *>(to) =
-            four_halves{ { narrow(x[0], dtype), narrow(x[1], dtype), narrow(x[2], dtype),
-                           narrow(x[3], dtype) } };
+    else if (whole) *reinterpret_cast<four_halves *>(to) = narrow(x, dtype);
     else MS_UNROLL for (int k = 0; k < 4; k++)
         {
             if (k >= left) continue;
@@ -454,6 +452,9 @@ MS_DEVICE void turn_into_gradient(const ms_cuda_attention_call &args, int64_t ro
     *score = p;
 }
 
+/* A key's place in the tile that is counted from 0, or the nearest end of the tile. */
+MS_DEVICE int place_in_tile(int64_t key) { return key < 0 ? 0 : key < TILE ? (int)key : TILE; }
+
 /* 64 queries of a head, and `columns` columns of their gradient. */
 template <int columns>
 MS_DEVICE void queries_back(const ms_cuda_attention_call &args, float *shared)
@@ -473,12 +474,13 @@ MS_DEVICE void queries_back(const ms_cuda_attention_call &args, float *shared)
         multiply_both(q, k, g, rows_of(a, a.v, p.batch, group, key, a.keys), r, scores, changes);
         MS_UNROLL for (int i = 0; i < 4; i++)
         {
-            int64_t begin = begin_of(a, p.batch, query + i), finish = end_of(a, query + i),
-                    row = (p.batch * a.heads + p.head) * a.queries + query + i;
+            int64_t row = (p.batch * a.heads + p.head) * a.queries + query + i;
+            int begin = place_in_tile(begin_of(a, p.batch, query + i) - key),
+                finish = query + i < a.queries ? place_in_tile(end_of(a, query + i) - key) : 0;
             MS_UNROLL for (int j = 0; j < 4; j++)
             {
-                int64_t at = key + THREAD_X % 16 + 16 * j;
-                bool seen = query + i < a.queries && at >= begin && at < finish;
+                int at = THREAD_X % 16 + 16 * j;
+                bool seen = at >= begin && at < finish;
                 turn_into_gradient(args, row, seen, &scores[i][j], &changes[i][j]);
             }
         }

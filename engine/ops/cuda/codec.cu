@@ -261,11 +261,11 @@ template <class K> MS_DEVICE void decode(const ms_cuda_codec_call &args)
     }
 }
 
-#define KIND(name)                                                                   \
-    MS_KERNEL(encode_##name, ms_cuda_codec_call, 256) { encode<name##_code>(args); } \
+#define KIND(name, blocks)                                                                      \
+    MS_KERNEL_IN(encode_##name, ms_cuda_codec_call, 256, blocks) { encode<name##_code>(args); } \
     MS_KERNEL_FREE(decode_##name, ms_cuda_codec_call, 256) { decode<name##_code>(args); }
-KIND(int8)
-KIND(int4)
-KIND(fp8)
-KIND(fp4)
-KIND(sign)
+KIND(int8, 4)
+KIND(int4, 4)
+KIND(fp8, 4)
+KIND(fp4, 4)
+KIND(sign, 5)

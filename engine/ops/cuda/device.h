@@ -46,8 +46,9 @@
 #define MS_KERNEL(name, type, threads) MS_KERNEL_BOUND(name, type, threads)
 /* One whose registers leave room for two blocks on a multiprocessor. */
 #define MS_KERNEL_PAIRED(name, type, threads) MS_KERNEL_BOUND(name, type, threads, 2)
+/* One whose registers leave room for so many blocks on a multiprocessor. */
+#define MS_KERNEL_IN(name, type, threads, blocks) MS_KERNEL_BOUND(name, type, threads, blocks)
 #define MS_KERNEL_FREE(name, type, threads) MS_KERNEL(name, type, threads)
-/* A free one whose registers leave room for so many blocks on a multiprocessor. */
 #define MS_KERNEL_FREE_IN(name, type, threads, blocks) MS_KERNEL_BOUND(name, type, threads, blocks)
 #define MS_SHARED(type, name, size) __shared__ type name[size]
 /* The shared memory of the launch, aligned to 16 bytes. */
@@ -99,6 +100,26 @@ MS_DEVICE uint16_t ms_f16_narrow(float x)
 {
     uint16_t bits;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+}
+/* Every NaN becomes the same one. */
+MS_DEVICE uint16_t ms_bf16_narrow(float x)
+{
+    uint16_t bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+}
+/* Two numbers in a word, the first one in the low half: the bits of two conversions. */
+MS_DEVICE uint32_t ms_f16_pair(float low, float high)
+{
+    uint32_t bits;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+}
+MS_DEVICE uint32_t ms_bf16_pair(float low, float high)
+{
+    uint32_t bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
     return bits;
 }
 /* 1 / x within one unit of the last place. A division proper calls a function, which costs
@@ -191,6 +212,7 @@ uint64_t ms_host_exchange(uint64_t value, unsigned lane, int line);
     static void name##_body(const type &args)
 #define MS_KERNEL(name, type, threads) MS_KERNEL_OF_HOST(name, type, threads, false)
 #define MS_KERNEL_PAIRED(name, type, threads) MS_KERNEL(name, type, threads)
+#define MS_KERNEL_IN(name, type, threads, blocks) MS_KERNEL(name, type, threads)
 #define MS_KERNEL_FREE(name, type, threads) MS_KERNEL_OF_HOST(name, type, threads, true)
 #define MS_KERNEL_FREE_IN(name, type, threads, blocks) MS_KERNEL_FREE(name, type, threads)
 #define MS_SHARED(type, name, size) static type name[size]
@@ -243,6 +265,21 @@ template <class T> MS_DEVICE T ms_warp_from(T value, int lane MS_CALLED)
 
 MS_DEVICE float ms_f16_wide(uint16_t bits) { return ms_float_from_f16(bits); }
 MS_DEVICE uint16_t ms_f16_narrow(float x) { return ms_f16_from_float(x); }
+/* To nearest even; a NaN becomes a quiet one. */
+MS_DEVICE uint16_t ms_bf16_narrow(float x)
+{
+    uint32_t bits = ms_bits_from_float(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40u);
+    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+MS_DEVICE uint32_t ms_f16_pair(float low, float high)
+{
+    return ms_f16_narrow(low) | (uint32_t)ms_f16_narrow(high) << 16;
+}
+MS_DEVICE uint32_t ms_bf16_pair(float low, float high)
+{
+    return ms_bf16_narrow(low) | (uint32_t)ms_bf16_narrow(high) << 16;
+}
 MS_DEVICE float ms_reciprocal(float x) { return 1.0f / x; }
 /* The host's build contracts nothing. */
 MS_DEVICE float ms_mul(float a, float b) { return a * b; }
@@ -281,13 +318,6 @@ MS_DEVICE void ms_unlock(uint32_t *lock) { (void)lock; }
 MS_DEVICE uint32_t ms_bits(float x) { return ms_bits_from_float(x); }
 MS_DEVICE float ms_float(uint32_t bits) { return ms_float_from_bits(bits); }
 MS_DEVICE float ms_bf16_wide(uint16_t bits) { return ms_float((uint32_t)bits << 16); }
-/* To nearest even; a NaN becomes a quiet one. */
-MS_DEVICE uint16_t ms_bf16_narrow(float x)
-{
-    uint32_t bits = ms_bits(x);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40u);
-    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
 MS_DEVICE float ms_infinity(void) { return ms_float(0x7f800000u); }
 MS_DEVICE bool ms_is_nan(float x) { return x != x; }
 
@@ -349,25 +379,51 @@ MS_DEVICE void ms_write_whole(void *to, int64_t i, uint8_t dtype, int64_t x)
     }
 }
 
-/* Eight float elements from i on, by accesses of 16 bytes: the address of element i is a multiple
- * of 16. For f32, f16 and bf16. */
+/* 16 bytes of global memory, at a multiple of 16, in one access. The compiler takes a struct that
+ * is stored apart into words, and joins them again only where no branch is near: so the store is an
+ * instruction. It joins loads anywhere. */
 struct alignas(16) ms_chunk {
     uint32_t word[4];
 };
+#if defined(__CUDACC__)
+MS_DEVICE ms_chunk ms_load_chunk(const void *from)
+{
+    __builtin_assume(__isGlobal(from));
+    return *static_cast<const ms_chunk *>(from);
+}
+MS_DEVICE void ms_store_chunk(void *to, const ms_chunk &chunk)
+{
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(__cvta_generic_to_global(to)), "r"(chunk.word[0]), "r"(chunk.word[1]),
+                   "r"(chunk.word[2]), "r"(chunk.word[3])
+                 : "memory");
+}
+#else
+MS_DEVICE ms_chunk ms_load_chunk(const void *from) { return *static_cast<const ms_chunk *>(from); }
+MS_DEVICE void ms_store_chunk(void *to, const ms_chunk &chunk)
+{
+    *static_cast<ms_chunk *>(to) = chunk;
+}
+#endif
+
+/* Eight float elements from i on, by accesses of 16 bytes: the address of element i is a multiple
+ * of 16. For f32, f16 and bf16. */
 MS_DEVICE void ms_read8(const void *from, int64_t i, uint8_t dtype, float out[8])
 {
     if (dtype == MS_F32) {
-        const ms_chunk *chunks =
-            reinterpret_cast<const ms_chunk *>(static_cast<const float *>(from) + i);
-        ms_chunk low = chunks[0], high = chunks[1];
-        for (int k = 0; k < 4; k++) {
+        const float *at = static_cast<const float *>(from) + i;
+        ms_chunk low = ms_load_chunk(at), high = ms_load_chunk(at + 4);
+        MS_UNROLL for (int k = 0; k < 4; k++)
+        {
             out[k] = ms_float(low.word[k]);
             out[k + 4] = ms_float(high.word[k]);
         }
         return;
     }
-    ms_chunk chunk = *reinterpret_cast<const ms_chunk *>(static_cast<const uint16_t *>(from) + i);
-    for (int k = 0; k < 4; k++) {
+    ms_chunk chunk = ms_load_chunk(static_cast<const uint16_t *>(from) + i);
+    MS_UNROLL for (int k = 0; k < 4; k++)
+    {
         uint16_t low = (uint16_t)chunk.word[k], high = (uint16_t)(chunk.word[k] >> 16);
         out[2 * k] = dtype == MS_BF16 ? ms_bf16_wide(low) : ms_f16_wide(low);
         out[2 * k + 1] = dtype == MS_BF16 ? ms_bf16_wide(high) : ms_f16_wide(high);
@@ -375,25 +431,19 @@ MS_DEVICE void ms_read8(const void *from, int64_t i, uint8_t dtype, float out[8]
 }
 MS_DEVICE void ms_write8(void *to, int64_t i, uint8_t dtype, const float x[8])
 {
+    ms_chunk chunk;
     if (dtype == MS_F32) {
-        ms_chunk *chunks = reinterpret_cast<ms_chunk *>(static_cast<float *>(to) + i);
-        ms_chunk low, high;
-        for (int k = 0; k < 4; k++) {
-            low.word[k] = ms_bits(x[k]);
-            high.word[k] = ms_bits(x[k + 4]);
-        }
-        chunks[0] = low;
-        chunks[1] = high;
+        float *at = static_cast<float *>(to) + i;
+        MS_UNROLL for (int k = 0; k < 4; k++) chunk.word[k] = ms_bits(x[k]);
+        ms_store_chunk(at, chunk);
+        MS_UNROLL for (int k = 0; k < 4; k++) chunk.word[k] = ms_bits(x[k + 4]);
+        ms_store_chunk(at + 4, chunk);
         return;
     }
-    ms_chunk chunk;
-    for (int k = 0; k < 4; k++) {
-        uint32_t low = dtype == MS_BF16 ? ms_bf16_narrow(x[2 * k]) : ms_f16_narrow(x[2 * k]);
-        uint32_t high =
-            dtype == MS_BF16 ? ms_bf16_narrow(x[2 * k + 1]) : ms_f16_narrow(x[2 * k + 1]);
-        chunk.word[k] = low | high << 16;
-    }
-    *reinterpret_cast<ms_chunk *>(static_cast<uint16_t *>(to) + i) = chunk;
+    if (dtype == MS_BF16)
+        MS_UNROLL for (int k = 0; k < 4; k++) chunk.word[k] = ms_bf16_pair(x[2 * k], x[2 * k + 1]);
+    else MS_UNROLL for (int k = 0; k < 4; k++) chunk.word[k] = ms_f16_pair(x[2 * k], x[2 * k + 1]);
+    ms_store_chunk(static_cast<uint16_t *>(to) + i, chunk);
 }
 
 /* Element i of an array of floats: f32, f16 or bf16. */
