@@ -25,10 +25,14 @@ function(ms_add_images variable)
     if(stem IN_LIST MS_CUDA_EXACT)
       list(APPEND flags -fmad=false)
     endif()
-    add_custom_command(OUTPUT ${image}
-      COMMAND ${MS_NVCC} ${flags} -Xptxas -v -MD -MF ${image}.d -MT ${image}
+    # Of the compiler's own files the PTX stays, which lint.accesses reads.
+    add_custom_command(OUTPUT ${image} BYPRODUCTS ${image}.ptx
+      COMMAND ${CMAKE_COMMAND} -E make_directory ${image}.kept
+      COMMAND ${MS_NVCC} ${flags} -Xptxas -v --keep --keep-dir ${image}.kept -MD -MF ${image}.d -MT ${image}
         -I ${PROJECT_SOURCE_DIR}/engine -I ${PROJECT_SOURCE_DIR}/engine/include -o ${image} ${kernel} 2> ${image}.log
         || ${CMAKE_COMMAND} -E cat ${image}.log && test -f ${image}
+      COMMAND ${CMAKE_COMMAND} -E rename ${image}.kept/${stem}.ptx ${image}.ptx
+      COMMAND ${CMAKE_COMMAND} -E rm -r ${image}.kept
       DEPENDS ${kernel} DEPFILE ${image}.d COMMENT "Kernels of ${stem}.cu" VERBATIM)
     list(APPEND images ${image})
     string(APPEND text "__asm__(\".section .rodata\\n.balign 64\\n.global ms_cuda_image_${stem}\\n.hidden ms_cuda_image_${stem}\\n\"\n"

@@ -11,7 +11,8 @@ end
 ---@param lint string the lint's path; its argument is the tree's root
 ---@param cases table[] { name, files, expected }: texts by path; and what the only line of the
 ---  report must contain, or false: no report
-return function(lint, cases)
+---@param more string? further arguments, ROOT for the tree's root
+return function(lint, cases, more)
   local folder = run("mktemp -d"):gsub("\n", "")
   local failures = 0
   for number, case in ipairs(cases) do
@@ -24,7 +25,8 @@ return function(lint, cases)
       file:close()
     end
 
-    local output, passed = run(("'%s' '%s' '%s'"):format(arg[-1], lint, root))
+    local output, passed = run(("'%s' '%s' '%s' %s"):format(arg[-1], lint, root,
+      more and more:gsub("ROOT", root) or ""))
     local right = passed and output == "0 problems\n"
     if expected then
       right = not passed and output:find(expected, 1, true)
