@@ -381,7 +381,7 @@ MS_DEVICE void ms_write_whole(void *to, int64_t i, uint8_t dtype, int64_t x)
 
 /* 16 bytes of global memory, at a multiple of 16, in one access. The compiler takes a struct that
  * is stored apart into words, and joins them again only where no branch is near: so the store is an
- * instruction. It joins loads anywhere. */
+ * instruction. It joins loads anywhere. tests/lint/accesses.lua looks at both. */
 struct alignas(16) ms_chunk {
     uint32_t word[4];
 };
@@ -457,6 +457,13 @@ MS_DEVICE void ms_write_float(void *to, int64_t i, uint8_t dtype, float x)
 {
     if (dtype == MS_F32) static_cast<float *>(to)[i] = x;
     else static_cast<uint16_t *>(to)[i] = dtype == MS_BF16 ? ms_bf16_narrow(x) : ms_f16_narrow(x);
+}
+
+/* The number that is read again once x is written. */
+MS_DEVICE float ms_rounded(float x, uint8_t dtype)
+{
+    if (dtype == MS_F32) return x;
+    return dtype == MS_BF16 ? ms_bf16_wide(ms_bf16_narrow(x)) : ms_f16_wide(ms_f16_narrow(x));
 }
 
 /* Elements i .. i + 7 of n floats at any address; 0 where there are none. */

@@ -16,36 +16,54 @@ MS_KERNEL_FREE(activation, ms_cuda_activation_call, 256)
     });
 }
 
-/* Some columns of a row: the gradient before the activation, which is written and added to `sum`.
- */
-template <class Size>
-MS_DEVICE void pass_row(Size size, const ms_linear_gradient_args &l, int64_t row, int64_t column,
-                        float *sum)
+/* Some columns of a row, from element g of the gradient and `at` of the others on: the gradient
+ * before the activation, which is written and added to `sum`. */
+template <bool has_gelu, class Size, class Dtype>
+MS_DEVICE void pass_row(Size size, Dtype dtype, const ms_linear_gradient_args &l, int64_t g,
+                        int64_t at, float *sum)
 {
     float v[Size::N], before[Size::N];
-    ms_get(size, l.g, row * l.g_row + column, l.dtype, v);
-    if (l.before != NULL) {
-        ms_get(size, l.before, row * l.width + column, l.dtype, before);
-        MS_UNROLL for (int k = 0; k < Size::N; k++) v[k] *= ms_gelu_slope(before[k]);
-    }
-    if (l.out != NULL) ms_put(size, l.out, row * l.width + column, l.dtype, v);
+    ms_get(size, l.g, g, dtype, v);
+    if (has_gelu) ms_get(size, l.before, at, dtype, before);
+    /* The sum takes the number that is written. */
+    MS_UNROLL for (int k = 0; has_gelu && k < Size::N; k++) v[k] =
+        ms_mul(v[k], ms_gelu_slope(before[k]));
+    if (l.out != NULL) ms_put(size, l.out, at, dtype, v);
     MS_UNROLL for (int k = 0; k < Size::N; k++) sum[k] += v[k];
 }
 
 /* The rows of part BLOCK_Y; every eighth of them belongs to one thread. */
+template <bool has_gelu, class Size, class Dtype>
+MS_DEVICE void pass_rows(Size size, Dtype dtype, const ms_cuda_linear_gradient_call &args,
+                         int64_t column, double *totals)
+{
+    const ms_linear_gradient_args &l = args.l;
+    int64_t end = (BLOCK_Y + 1) * args.each;
+    if (end > l.rows) end = l.rows;
+    int64_t row = BLOCK_Y * args.each + THREAD_Y, g = row * l.g_row + column,
+            at = row * l.width + column;
+    while (row < end && column < l.width) {
+        /* f32 within 64 rows, then f64. */
+        float sum[Size::N] = { 0 };
+        for (int k = 0; k < 64 && row < end; k++, row += 8) {
+            pass_row<has_gelu>(size, dtype, l, g, at, sum);
+            g += 8 * l.g_row;
+            at += 8 * l.width;
+        }
+        MS_UNROLL for (int k = 0; k < Size::N; k++) totals[k] += (double)sum[k];
+    }
+}
+
 template <class Size>
 MS_DEVICE void pass_part(Size size, const ms_cuda_linear_gradient_call &args, double *shared)
 {
     const ms_linear_gradient_args &l = args.l;
-    int64_t column = (BLOCK_X * MS_WARP + THREAD_X) * Size::N, end = (BLOCK_Y + 1) * args.each;
-    if (end > l.rows) end = l.rows;
+    int64_t column = (BLOCK_X * MS_WARP + THREAD_X) * Size::N;
     double totals[Size::N] = { 0 };
-    for (int64_t row = BLOCK_Y * args.each + THREAD_Y; row < end && column < l.width;) {
-        /* f32 within 64 rows, then f64. */
-        float sum[Size::N] = { 0 };
-        for (int k = 0; k < 64 && row < end; k++, row += 8) pass_row(size, l, row, column, sum);
-        MS_UNROLL for (int k = 0; k < Size::N; k++) totals[k] += (double)sum[k];
-    }
+    ms_with_dtype(l.dtype, [&](auto dtype) {
+        if (l.before != NULL) pass_rows<true>(size, dtype, args, column, totals);
+        else pass_rows<false>(size, dtype, args, column, totals);
+    });
     if (l.bias == NULL) return;
     MS_UNROLL for (int k = 0; k < Size::N; k++)
     {
@@ -54,7 +72,7 @@ MS_DEVICE void pass_part(Size size, const ms_cuda_linear_gradient_call &args, do
     }
 }
 
-MS_KERNEL(linear_gradient, ms_cuda_linear_gradient_call, 256)
+MS_KERNEL_IN(linear_gradient, ms_cuda_linear_gradient_call, 256, 4)
 {
     MS_SHARED(double, shared, 256);
     if (args.aligned) pass_part(ms_size<8>(), args, shared);

@@ -68,6 +68,29 @@ template <int n> struct ms_size {
     static constexpr int N = n;
 };
 
+/* A dtype that the compiler knows. Then nothing is decided between the loads of a step, and all of
+ * them are under way at once. */
+template <uint8_t known> struct ms_known {
+    static constexpr uint8_t VALUE = known;
+    MS_DEVICE_MEMBER constexpr operator uint8_t() const { return known; }
+};
+/* Calls body(dtype) with the float dtype as an ms_known. The machine code has the body three times,
+ * so it holds what is done for each element, and no barrier. */
+template <class Body> MS_DEVICE void ms_with_dtype(uint8_t dtype, Body body)
+{
+    if (dtype == MS_F32) body(ms_known<MS_F32>());
+    else if (dtype == MS_BF16) body(ms_known<MS_BF16>());
+    else body(ms_known<MS_F16>());
+}
+/* The same for two arrays, of which the second one has the dtype of the first, or f32. */
+template <class Body> MS_DEVICE void ms_with_dtypes(uint8_t dtype, uint8_t second, Body body)
+{
+    ms_with_dtype(dtype, [&](auto known) {
+        if (known.VALUE == MS_F32 || second == MS_F32) body(known, ms_known<MS_F32>());
+        else body(known, known);
+    });
+}
+
 /* Elements i .. i + N - 1 of an array of a float dtype. Eight at once are aligned to 16 bytes. */
 MS_DEVICE void ms_get(ms_size<8>, const void *from, int64_t i, uint8_t dtype, float *out)
 {
@@ -100,6 +123,15 @@ MS_DEVICE void ms_get_or(Size size, const void *from, int64_t i, uint8_t dtype, 
 {
     for (int k = 0; k < Size::N; k++) out[k] = otherwise;
     if (from != NULL) ms_get(size, from, i, dtype, out);
+}
+/* The same without a branch between loads: where there is no array, `beside` is read, which has as
+ * many elements of this dtype. */
+template <class Size, class Dtype>
+MS_DEVICE void ms_get_beside(Size size, const void *from, const void *beside, int64_t i,
+                             Dtype dtype, float otherwise, float *out)
+{
+    ms_get(size, from != NULL ? from : beside, i, dtype, out);
+    for (int k = 0; k < Size::N; k++) out[k] = from != NULL ? out[k] : otherwise;
 }
 MS_DEVICE float ms_get_one(const void *from, int64_t i, uint8_t dtype)
 {
@@ -139,9 +171,12 @@ MS_DEVICE ms_row ms_skewed_row_of(int64_t row, int64_t width, uint8_t dtype, boo
 template <class Whole, class Part>
 MS_DEVICE void ms_walk_chunks(const ms_row &row, Whole whole, Part part)
 {
-    for (int64_t i = THREAD_X * 8 - row.skew; i < row.width; i += THREADS_X * 8) {
-        if (row.aligned && i >= 0 && i + 8 <= row.width) whole(i);
-        else part(i < 0 ? 0 : i, i + 8 < row.width ? i + 8 : row.width);
+    const int64_t step = THREADS_X * 8;
+    for (int64_t i = THREAD_X * 8 - row.skew; i < row.width; i += step) {
+        /* Nearly all chunks are whole: they have a loop of their own. */
+        if (row.aligned && i >= 0)
+            for (; i + 8 <= row.width; i += step) whole(i);
+        if (i < row.width) part(i < 0 ? 0 : i, i + 8 < row.width ? i + 8 : row.width);
     }
 }
 /* Calls body(size, i) so that each element of the row is covered once: size.N elements from i on. A

@@ -38,7 +38,7 @@ MS_DEVICE void add_chunk(exp_sum &s, const void *x, int64_t i, uint8_t dtype)
 {
     float v[8], most = s.most;
     ms_read8(x, i, dtype, v);
-    for (int k = 0; k < 8; k++) most = v[k] > most ? v[k] : most;
+    for (int k = 0; k < 8; k++) most = fmaxf(v[k], most);
     float shift = raise_most(s, most);
     for (int k = 0; k < 8; k++) s.total += expf(v[k] - shift);
 }
@@ -67,9 +67,11 @@ MS_DEVICE exp_sum join_exps(exp_sum s, float *shared)
 MS_DEVICE exp_sum sum_row(const ms_row &row, const void *x, uint8_t dtype, float *shared)
 {
     exp_sum s = no_exp_sum();
-    ms_walk_chunks(
-        row, [&](int64_t i) { add_chunk(s, x, row.begin + i, dtype); },
-        [&](int64_t i, int64_t end) { add_part(s, x, row.begin + i, row.begin + end, dtype); });
+    ms_with_dtype(dtype, [&](auto known) {
+        ms_walk_chunks(
+            row, [&](int64_t i) { add_chunk(s, x, row.begin + i, known); },
+            [&](int64_t i, int64_t end) { add_part(s, x, row.begin + i, row.begin + end, known); });
+    });
     return join_exps(s, shared);
 }
 
@@ -87,7 +89,7 @@ MS_DEVICE float slope(float y, float g, float total, bool logarithm)
     return logarithm ? g - expf(y) * total : y * (g - total);
 }
 
-MS_KERNEL(softmax_rows, ms_cuda_softmax_call, MS_CUDA_ROW_THREADS)
+MS_KERNEL_IN(softmax_rows, ms_cuda_softmax_call, MS_CUDA_ROW_THREADS, 4)
 {
     MS_SHARED(float, shared, MS_WARP);
     const ms_softmax_args &a = args.s;
@@ -97,15 +99,17 @@ MS_KERNEL(softmax_rows, ms_cuda_softmax_call, MS_CUDA_ROW_THREADS)
     ms_row row = ms_skewed_row_of(at, a.n, a.dtype, args.aligned);
     exp_sum s = sum_row(row, a.x, a.dtype, shared);
     float shift = a.logarithm ? s.most + logf(s.total) : s.most, factor = 1.0f / s.total;
-    ms_walk(row, [&](auto size, int64_t i) {
-        float v[size.N];
-        ms_get(size, a.x, row.begin + i, a.dtype, v);
-        for (int k = 0; k < size.N; k++) v[k] = spread(v[k], shift, factor, a.logarithm);
-        ms_put(size, a.y, row.begin + i, a.y_dtype, v);
+    ms_with_dtypes(a.dtype, a.y_dtype, [&](auto dtype, auto y_dtype) {
+        ms_walk(row, [&](auto size, int64_t i) {
+            float v[size.N];
+            ms_get(size, a.x, row.begin + i, dtype, v);
+            for (int k = 0; k < size.N; k++) v[k] = spread(v[k], shift, factor, a.logarithm);
+            ms_put(size, a.y, row.begin + i, y_dtype, v);
+        });
     });
 }
 
-MS_KERNEL(softmax_backward_rows, ms_cuda_softmax_call, MS_CUDA_ROW_THREADS)
+MS_KERNEL_IN(softmax_backward_rows, ms_cuda_softmax_call, MS_CUDA_ROW_THREADS, 4)
 {
     MS_SHARED(float, shared, MS_WARP);
     const ms_softmax_args &a = args.s;
@@ -113,19 +117,30 @@ MS_KERNEL(softmax_backward_rows, ms_cuda_softmax_call, MS_CUDA_ROW_THREADS)
     if (at >= a.outer) return;
     ms_row row = ms_skewed_row_of(at, a.n, a.dtype, args.aligned);
     float total = 0;
-    ms_walk(row, [&](auto size, int64_t i) {
-        float y[size.N], g[size.N];
-        ms_get_or(size, a.logarithm ? NULL : a.x, row.begin + i, a.y_dtype, 1.0f, y);
-        ms_get(size, a.gradient, row.begin + i, a.y_dtype, g);
-        for (int k = 0; k < size.N; k++) total += g[k] * y[k];
+    ms_with_dtype(a.y_dtype, [&](auto y_dtype) {
+        if (a.logarithm)
+            ms_walk(row, [&](auto size, int64_t i) {
+                float g[size.N];
+                ms_get(size, a.gradient, row.begin + i, y_dtype, g);
+                for (int k = 0; k < size.N; k++) total += g[k];
+            });
+        else
+            ms_walk(row, [&](auto size, int64_t i) {
+                float y[size.N], g[size.N];
+                ms_get(size, a.x, row.begin + i, y_dtype, y);
+                ms_get(size, a.gradient, row.begin + i, y_dtype, g);
+                for (int k = 0; k < size.N; k++) total += g[k] * y[k];
+            });
     });
     total = ms_block_join(total, shared, ms_plus());
-    ms_walk(row, [&](auto size, int64_t i) {
-        float y[size.N], g[size.N];
-        ms_get(size, a.x, row.begin + i, a.y_dtype, y);
-        ms_get(size, a.gradient, row.begin + i, a.y_dtype, g);
-        for (int k = 0; k < size.N; k++) y[k] = slope(y[k], g[k], total, a.logarithm);
-        ms_put(size, a.y, row.begin + i, a.dtype, y);
+    ms_with_dtypes(a.dtype, a.y_dtype, [&](auto dtype, auto y_dtype) {
+        ms_walk(row, [&](auto size, int64_t i) {
+            float y[size.N], g[size.N];
+            ms_get(size, a.x, row.begin + i, y_dtype, y);
+            ms_get(size, a.gradient, row.begin + i, y_dtype, g);
+            for (int k = 0; k < size.N; k++) y[k] = slope(y[k], g[k], total, a.logarithm);
+            ms_put(size, a.y, row.begin + i, dtype, y);
+        });
     });
 }
 
@@ -167,7 +182,7 @@ MS_KERNEL_FREE(softmax_backward_columns, ms_cuda_softmax_call, 256)
 /* --------------------------------------------------------------- cross entropy */
 
 /* loss = log(sum of exp(x)) - x[target]. An ignored row has a loss and a log_sum of 0. */
-MS_KERNEL(cross_entropy_rows, ms_cuda_cross_entropy_call, MS_CUDA_ROW_THREADS)
+MS_KERNEL_IN(cross_entropy_rows, ms_cuda_cross_entropy_call, MS_CUDA_ROW_THREADS, 4)
 {
     MS_SHARED(float, shared, MS_WARP);
     const ms_cross_entropy_args &c = args.c;
@@ -210,7 +225,7 @@ MS_KERNEL(cross_entropy_loss, ms_cuda_cross_entropy_call, MS_CUDA_ROW_THREADS)
 
 /* (softmax - one at the target) * factor. Each element is read before it is written, so the result
  * may be the logits. */
-MS_KERNEL(cross_entropy_gradient, ms_cuda_cross_entropy_call, MS_CUDA_ROW_THREADS)
+MS_KERNEL_IN(cross_entropy_gradient, ms_cuda_cross_entropy_call, MS_CUDA_ROW_THREADS, 4)
 {
     const ms_cross_entropy_args &c = args.c;
     int64_t at = BLOCK_X * THREADS_Y + THREAD_Y;
@@ -220,14 +235,17 @@ MS_KERNEL(cross_entropy_gradient, ms_cuda_cross_entropy_call, MS_CUDA_ROW_THREAD
     ms_row row = ms_skewed_row_of(at, c.classes, c.dtype, args.aligned);
     float log_sum = c.log_sum[at];
     float factor = c.gradient[c.reduction == MS_REDUCE_NONE ? at : 0] * *c.share;
-    ms_walk(row, [&](auto size, int64_t i) {
-        float v[size.N];
-        ms_get(size, c.logits, row.begin + i, c.dtype, v);
-        for (int k = 0; k < size.N; k++) {
-            float x = expf(v[k] - log_sum);
-            v[k] = ignored ? 0.0f : (i + k == target ? x - 1.0f : x) * factor;
-        }
-        ms_put(size, c.dlogits, row.begin + i, c.dtype, v);
+    ms_with_dtype(c.dtype, [&](auto dtype) {
+        ms_walk(row, [&](auto size, int64_t i) {
+            float v[size.N];
+            ms_get(size, c.logits, row.begin + i, dtype, v);
+            int hit = target >= i && target < i + size.N ? (int)(target - i) : -1;
+            for (int k = 0; k < size.N; k++) {
+                float x = expf(v[k] - log_sum);
+                v[k] = ignored ? 0.0f : (k == hit ? x - 1.0f : x) * factor;
+            }
+            ms_put(size, c.dlogits, row.begin + i, dtype, v);
+        });
     });
 }
 

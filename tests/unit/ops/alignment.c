@@ -115,7 +115,7 @@ static void test_cross_entropy(void **state)
     check_cross_entropy(MS_BF16, 8203);
 }
 
-static void check_norm(const ms_op *op, ms_dtype dtype, int64_t width)
+static check check_of_norm(const ms_op *op, ms_dtype dtype, int64_t width)
 {
     bool fused = op == &ms_op_add_layer_norm || op == &ms_op_add_rms_norm,
          centered = op == &ms_op_layer_norm || op == &ms_op_add_layer_norm;
@@ -124,7 +124,7 @@ static void check_norm(const ms_op *op, ms_dtype dtype, int64_t width)
     if (fused) c.in[c.ins++] = matrix(dtype, ROWS, width);
     c.in[c.ins++] = vector(dtype, width);
     if (centered) c.in[c.ins++] = vector(dtype, width);
-    check_starts(c);
+    return c;
 }
 static void test_norms(void **state)
 {
@@ -132,7 +132,16 @@ static void test_norms(void **state)
     const ms_op *ops[] = { &ms_op_layer_norm, &ms_op_rms_norm, &ms_op_add_layer_norm,
                            &ms_op_add_rms_norm };
     FOR_EACH_DTYPE_AND_WIDTH
-    for (int i = 0; i < 4; i++) check_norm(ops[i], dtypes[d], widths[w]);
+    for (int i = 0; i < 4; i++) {
+        check c = check_of_norm(ops[i], dtypes[d], widths[w]);
+        check_starts(c);
+        if (dtypes[d] == MS_F32) continue;
+        /* A stream of f32, whose change and normalized rows have 16 bits. */
+        check mixed = check_of_norm(ops[i], MS_F32, widths[w]);
+        mixed.autocast = mixed.out[mixed.outs - 1].dtype = dtypes[d];
+        if (mixed.outs == 2) mixed.in[0].dtype = dtypes[d];
+        check_starts(mixed);
+    }
 }
 
 static void test_reductions(void **state)
