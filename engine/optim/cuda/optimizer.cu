@@ -268,12 +268,13 @@ template <class Step> MS_DEVICE void run(const ms_cuda_optimizer_call &args, Ste
     ms_walk(piece_of(o, BLOCK_X - first, step_at(args, at).aligned), [&](auto size, int64_t k) {
         float p[size.N], g[size.N], a[size.N], b[size.N], c[size.N];
         int64_t i = k + (BLOCK_X - first) * MS_CUDA_OPTIMIZER_PIECE;
-        if (o.master != NULL) ms_get(size, o.master, i, MS_F32, p);
-        else ms_get(size, o.parameter, i, (uint8_t)o.dtype, p);
-        ms_get(size, o.gradient, i, (uint8_t)o.gradient_dtype, g);
+        /* What has to be converted comes last, so that all loads are under way by then. */
         ms_get_or(size, o.states[0], i, MS_F32, 0.0f, a);
         ms_get_or(size, o.states[1], i, MS_F32, 0.0f, b);
         ms_get_or(size, o.states[2], i, MS_F32, 0.0f, c);
+        if (o.master != NULL) ms_get(size, o.master, i, MS_F32, p);
+        else ms_get(size, o.parameter, i, (uint8_t)o.dtype, p);
+        ms_get(size, o.gradient, i, (uint8_t)o.gradient_dtype, g);
         MS_UNROLL for (int e = 0; e < size.N; e++) step(s, p[e], g[e], a[e], b[e], c[e]);
         if (o.states[0] != NULL) ms_put(size, o.states[0], i, MS_F32, a);
         if (o.states[1] != NULL) ms_put(size, o.states[1], i, MS_F32, b);
