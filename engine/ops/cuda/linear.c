@@ -33,12 +33,12 @@ void ms_cuda_run_linear_gradient(ms_cuda_work *work, const void *arguments)
                    ms_cuda_column_shape(call.aligned ? l->width / 8 : l->width, parts.parts), &call,
                    sizeof call);
     ms_cuda_join_call join = { .partial = call.partial,
-                               .out = l->bias,
+                               .out = { l->bias },
                                .width = l->width,
                                .parts = parts.parts,
-                               .step = l->width,
+                               .vectors = 1,
                                .dtype = l->bias_dtype };
-    if (l->bias) ms_cuda_launch(work, &linear_join, ms_cuda_grid(l->width, 1), &join, sizeof join);
+    if (l->bias) ms_cuda_launch(work, &linear_join, ms_cuda_join_shape(&join), &join, sizeof join);
 }
 
 MS_CUDA_TASK(activation, "gelu", ms_activation_args, MS_KIND_COMPUTE, ms_cuda_run_activation)

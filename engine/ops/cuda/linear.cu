@@ -79,4 +79,8 @@ MS_KERNEL_IN(linear_gradient, ms_cuda_linear_gradient_call, 256, 4)
     else pass_part(ms_size<1>(), args, shared);
 }
 
-MS_KERNEL_FREE(linear_join, ms_cuda_join_call, 256) { ms_join_parts(args); }
+MS_KERNEL(linear_join, ms_cuda_join_call, 256)
+{
+    MS_SHARED(double, shared, 256);
+    ms_join_parts(args, shared);
+}

@@ -26,18 +26,6 @@ static void run_rows(ms_cuda_work *work, const ms_norm_backward_args *n)
     ms_cuda_launch(work, &norm_backward, ms_cuda_row_shape(n->rows, n->width), &call, sizeof call);
 }
 
-static void join(ms_cuda_work *work, const double *partial, int64_t parts, int64_t width, void *out,
-                 uint8_t dtype)
-{
-    ms_cuda_join_call call = { .partial = partial,
-                               .out = out,
-                               .width = width,
-                               .parts = parts,
-                               .step = 2 * width,
-                               .dtype = dtype };
-    if (out) ms_cuda_launch(work, &norm_join, ms_cuda_grid(width, 1), &call, sizeof call);
-}
-
 /* The gradients of weight and bias take a second pass over s and the gradient, by columns. How the
  * rows are divided follows from the shape; whether eight columns are read at once follows from the
  * addresses, too, and does not change the order of additions. */
@@ -53,8 +41,13 @@ static void run_columns(ms_cuda_work *work, const ms_norm_backward_args *n)
     ms_cuda_launch(work, &norm_columns,
                    ms_cuda_column_shape(call.aligned ? n->width / 8 : n->width, parts.parts), &call,
                    sizeof call);
-    join(work, call.partial, parts.parts, n->width, n->dweight, n->dtypes.weight);
-    join(work, call.partial + n->width, parts.parts, n->width, n->dbias, n->dtypes.weight);
+    ms_cuda_join_call join = { .partial = call.partial,
+                               .out = { n->dweight, n->dbias },
+                               .width = n->width,
+                               .parts = parts.parts,
+                               .vectors = 2,
+                               .dtype = n->dtypes.weight };
+    ms_cuda_launch(work, &norm_join, ms_cuda_join_shape(&join), &join, sizeof join);
 }
 
 static void run_backward(ms_cuda_work *work, const void *arguments)

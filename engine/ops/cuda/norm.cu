@@ -253,4 +253,8 @@ MS_KERNEL_IN(norm_columns, ms_cuda_norm_columns_call, 256, 4)
     else add_part(ms_size<1>(), args, shared);
 }
 
-MS_KERNEL_FREE(norm_join, ms_cuda_join_call, 256) { ms_join_parts(args); }
+MS_KERNEL(norm_join, ms_cuda_join_call, 256)
+{
+    MS_SHARED(double, shared, 256);
+    ms_join_parts(args, shared);
+}

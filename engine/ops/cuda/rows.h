@@ -17,11 +17,12 @@ typedef struct ms_cuda_parts {
     int64_t parts, each;
 } ms_cuda_parts;
 
-/* A vector of sums: `parts` vectors of `width` numbers become one of dtype. */
+/* Vectors of sums: `parts` parts, each of `vectors` vectors of `width` numbers, become one part of
+ * dtype. A vector that is not wanted is NULL. */
 typedef struct ms_cuda_join_call {
-    const double *partial; /* part p begins at partial + p * step */
-    void *out;
-    int64_t width, parts, step;
+    const double *partial; /* [parts][vectors][width] */
+    void *out[2];
+    int64_t width, parts, vectors;
     uint8_t dtype;
 } ms_cuda_join_call;
 
@@ -57,6 +58,11 @@ static inline ms_cuda_shape ms_cuda_column_shape(int64_t width, int64_t parts)
 {
     return (ms_cuda_shape){ .blocks = { (uint32_t)((width + 31) / 32), (uint32_t)parts },
                             .threads = { 32, 8 } };
+}
+/* Vectors are joined by blocks of the same shape. */
+static inline ms_cuda_shape ms_cuda_join_shape(const ms_cuda_join_call *call)
+{
+    return ms_cuda_column_shape(call->width, call->vectors);
 }
 
 #else
@@ -211,14 +217,19 @@ MS_DEVICE double ms_join_rows(double value, double *shared)
     ms_barrier();
     return value;
 }
-MS_DEVICE void ms_join_parts(const ms_cuda_join_call &args)
+/* Of vector BLOCK_Y. Each row of threads adds an eighth of the parts, one after another. */
+MS_DEVICE void ms_join_parts(const ms_cuda_join_call &args, double *shared)
 {
-    for (int64_t i = GRID_FIRST; i < args.width; i += GRID_STEP) {
-        double sum = 0;
-        for (int64_t part = 0; part < args.parts; part++) sum += args.partial[part * args.step + i];
-        float x = (float)sum;
-        ms_put(ms_size<1>(), args.out, i, args.dtype, &x);
-    }
+    int64_t column = BLOCK_X * MS_WARP + THREAD_X, each = (args.parts + 7) / 8,
+            first = THREAD_Y * each, end = first + each < args.parts ? first + each : args.parts;
+    void *out = BLOCK_Y == 0 ? args.out[0] : args.out[1];
+    const double *partial = args.partial + BLOCK_Y * args.width + column;
+    double sum = 0;
+    if (out == NULL) return;
+    for (int64_t part = first; part < end && column < args.width; part++)
+        sum += partial[part * args.vectors * args.width];
+    float x = (float)ms_join_rows(sum, shared);
+    if (THREAD_Y == 0 && column < args.width) ms_put(ms_size<1>(), out, column, args.dtype, &x);
 }
 
 #endif
