@@ -165,6 +165,9 @@ static ms_status apply(ms_engine *engine, const ms_op *op, const ms_attributes *
     if (!recording || !needed)
         return ms_op_apply(engine, op, attributes, in_place, inputs, input_count, outputs,
                            output_count);
+    bool needs[MS_NODE_INPUTS];
+    for (uint32_t i = 0; i < input_count && i < MS_NODE_INPUTS; i++)
+        needs[i] = inputs[i] && ms_tensor_requires_grad(inputs[i]);
     ms_op_call call = { .engine = engine,
                         .op = op,
                         .inputs = inputs,
@@ -172,7 +175,9 @@ static ms_status apply(ms_engine *engine, const ms_op *op, const ms_attributes *
                         .outputs = outputs,
                         .output_count = output_count,
                         .in_place = in_place,
-                        .record = true };
+                        .record = true,
+                        /* Operators with more inputs make no gradient in forward. */
+                        .needs = input_count <= MS_NODE_INPUTS ? needs : NULL };
     /* A copy: the caller's attributes may be on its stack, and backward needs them. */
     if (attributes) call.attributes = *attributes;
     ms_tape_node *node = NULL;

@@ -42,6 +42,9 @@ typedef struct ms_op_call {
     ms_tensor *saved[MS_OP_SAVED_MAX]; /* aliases, owned by the call */
     uint32_t saved_count;
     bool in_place, record;
+    /* With record: for each input whether backward will want its gradient, for an operator that
+     * makes gradients in forward. NULL: of each input. */
+    const bool *needs;
 } ms_op_call;
 
 /* One call of backward. gradients[o] is the sum of all gradients of output o, in that output's

@@ -236,7 +236,8 @@ static inline void run_once(ms_engine *engine, const check *c, operand *incoming
                         .input_count = c->ins,
                         .outputs = out,
                         .output_count = c->outs,
-                        .record = true };
+                        .record = true,
+                        .needs = needs };
     OK(ms_op_run(&call));
     for (uint32_t i = 0; i < c->outs; i++) {
         out_info[i] = info_from(out[i]);
