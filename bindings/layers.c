@@ -145,6 +145,20 @@ static int mlp(lua_State *L)
     return ms_lua_apply(L, ms_lua_own_op(L), NULL, false, inputs, first_bias ? 5 : 4);
 }
 
+/* The options of a loss at that index. Their keys have been checked. */
+static ms_attributes loss_options(lua_State *L, int index, const char *const *reductions)
+{
+    ms_attributes attributes = { .loss = { .ignore_index =
+                                               ms_lua_field_integer(L, index, "ignore_index", -100,
+                                                                    INT64_MIN, INT64_MAX) } };
+    if (!lua_isnoneornil(L, index)) {
+        if (lua_getfield(L, index, "reduction") != LUA_TNIL)
+            attributes.loss.reduction = ms_lua_choice(L, -1, reductions, "reduction");
+        lua_pop(L, 1);
+    }
+    return attributes;
+}
+
 /* logits:cross_entropy(classes, { ignore_index = -100, reduction = "mean" }?). Classes that equal
  * ignore_index (padding) count neither in the sum nor in the mean. The keys are checked before any
  * value is read, so that a misspelled option is named as such. */
@@ -156,15 +170,22 @@ static int cross_entropy(lua_State *L)
     ms_lua_enter(L);
     ms_tensor *inputs[] = { ms_lua_tensor(L, 1), ms_lua_tensor(L, 2) };
     ms_lua_known_keys(L, 3, keys, "option of cross_entropy");
-    ms_attributes attributes = { .loss = { .ignore_index =
-                                               ms_lua_field_integer(L, 3, "ignore_index", -100,
-                                                                    INT64_MIN, INT64_MAX) } };
-    if (!lua_isnoneornil(L, 3)) {
-        if (lua_getfield(L, 3, "reduction") != LUA_TNIL)
-            attributes.loss.reduction = ms_lua_choice(L, -1, reductions, "reduction");
-        lua_pop(L, 1);
-    }
+    ms_attributes attributes = loss_options(L, 3, reductions);
     return ms_lua_apply(L, &ms_op_cross_entropy, &attributes, false, inputs, 2);
+}
+
+/* x:linear_cross_entropy(weight, classes, { ignore_index = -100, reduction = "mean", chunk }?). The
+ * losses of rows are not kept, so "none" is no reduction here. */
+static int linear_cross_entropy(lua_State *L)
+{
+    static const char *const keys[] = { "ignore_index", "reduction", "chunk", NULL },
+                             *const reductions[] = { "mean", "sum", NULL };
+    ms_lua_enter(L);
+    ms_tensor *inputs[] = { ms_lua_tensor(L, 1), ms_lua_tensor(L, 2), ms_lua_tensor(L, 3) };
+    ms_lua_known_keys(L, 4, keys, "option of linear_cross_entropy");
+    ms_attributes attributes = loss_options(L, 4, reductions);
+    attributes.loss.chunk = ms_lua_field_integer(L, 4, "chunk", 0, 1, INT64_MAX);
+    return ms_lua_apply(L, &ms_op_linear_cross_entropy, &attributes, false, inputs, 3);
 }
 
 /* The optional eps at that index, 1e-5 by default. The comparison is written so that NaN is
@@ -310,6 +331,7 @@ static const ms_method methods[] = {
     { "mlp", mlp, &ms_op_mlp, false },
     { "mlp_t", mlp, &ms_op_mlp_t, false },
     { "cross_entropy", cross_entropy, NULL, false },
+    { "linear_cross_entropy", linear_cross_entropy, NULL, false },
     { "mse_loss", ms_lua_two_tensors, &ms_op_mse_loss, false },
     { "layer_norm", layer_norm, NULL, false },
     { "rms_norm", rms_norm, NULL, false },

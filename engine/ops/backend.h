@@ -13,9 +13,9 @@
  *
  * What it must not rely on: sizes may be 0 where a result has to be written all the same. These are
  * a reduction, a histogram or `above` over nothing, a product with k = 0, conv2d_weight without
- * images, norm_backward and cross_entropy without rows, embedding_backward without ids, mse without
- * elements, attention_backward without queries, and a sum of no decoded rows. A device that cannot
- * launch over nothing handles them by itself.
+ * images, norm_backward and cross_entropy (with its share and total) without rows,
+ * embedding_backward without ids, mse without elements, attention_backward without queries, and a
+ * sum of no decoded rows. A device that cannot launch over nothing handles them by itself.
  *
  * Results must not depend on timing, nor on how many threads run: the order of additions follows
  * from shapes. Atomic additions of floats do not fit this. */
@@ -83,7 +83,7 @@
     K(norm_forward) K(norm_backward) \
     /* softmax.h */ \
     K(softmax_forward) K(softmax_backward) K(cross_entropy) K(cross_entropy_backward) K(mse) \
-    K(mse_backward) \
+    K(mse_backward) K(cross_entropy_share) K(cross_entropy_in_place) K(cross_entropy_total) \
     /* attention.h */ \
     K(attention_forward) K(attention_backward) K(rotary) \
     /* embedding.h */ \

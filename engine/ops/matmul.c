@@ -112,7 +112,7 @@ static void cut(ms_matmul_args *args, double flops)
  * m or n of 1 have strides that do not count, hence the natural one for c. A device without values
  * (sim) only needs the cost. */
 static ms_status enqueue(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *bias,
-                         ms_gemm_extra extra, ms_tensor *beside, ms_tensor *out)
+                         ms_gemm_extra extra, ms_tensor *beside, bool adds, ms_tensor *out)
 {
     ms_matmul_args args = { .a = ms_tensor_data(a),
                             .b = ms_tensor_data(b),
@@ -130,6 +130,7 @@ static ms_status enqueue(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tenso
     shape->in = (uint8_t)a->dtype;
     shape->out = (uint8_t)out->dtype;
     shape->bias = bias != NULL;
+    shape->accumulate = adds;
     shape->extra = (uint8_t)extra;
     describe_batches(&args, a, b, out);
     double flops = 2.0 * (double)out->count * (double)shape->k;
@@ -138,11 +139,12 @@ static ms_status enqueue(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tenso
         ms_status status = ms_engine_backend(engine)->plan_matmul(engine, &args);
         if (status) return status;
     }
-    ms_tensor *reads[] = { a, b, bias }, *writes[] = { out, beside };
+    ms_tensor *reads[] = { a, b, bias, adds ? out : NULL }, *writes[] = { out, beside };
     ms_task_cost cost = { .flops = flops,
                           .bytes = ms_tensor_bytes(a) + ms_tensor_bytes(b) + ms_tensor_bytes(out)
-                                   + (beside ? ms_tensor_bytes(beside) : 0) };
-    return ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_matmul), &args, reads, 3,
+                                   + (beside ? ms_tensor_bytes(beside) : 0)
+                                   + (adds ? ms_tensor_bytes(out) : 0) };
+    return ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_matmul), &args, reads, 4,
                              writes, 2, cost);
 }
 
@@ -156,10 +158,23 @@ ms_status ms_matmul_extra_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms
     ms_status status = readable(engine, a, &left);
     if (!status) status = readable(engine, b, &right);
     if (!status && bias) status = ms_tensor_cast_cached(engine, bias, MS_F32, false, &wide);
-    if (!status) status = enqueue(engine, left, right, wide, extra, beside, out);
+    if (!status) status = enqueue(engine, left, right, wide, extra, beside, false, out);
     ms_tensor_release(left);
     ms_tensor_release(right);
     ms_tensor_release(wide);
+    return status;
+}
+
+/* out is f32, as each sum is rounded to its dtype. */
+ms_status ms_matmul_add_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *out)
+{
+    if (out->count == 0) return MS_OK;
+    ms_tensor *left = NULL, *right = NULL;
+    ms_status status = readable(engine, a, &left);
+    if (!status) status = readable(engine, b, &right);
+    if (!status) status = enqueue(engine, left, right, NULL, MS_GEMM_PLAIN, NULL, true, out);
+    ms_tensor_release(left);
+    ms_tensor_release(right);
     return status;
 }
 

@@ -63,6 +63,9 @@ ms_status ms_matmul_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tenso
 ms_status ms_matmul_extra_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *bias,
                                ms_gemm_extra extra, ms_tensor *beside, ms_tensor *out);
 
+/* out += a b for matrices; out is f32. */
+ms_status ms_matmul_add_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *out);
+
 /* [..., rows, columns] as its transpose. */
 ms_status ms_matrix_swapped(ms_tensor *tensor, ms_tensor **out);
 /* [..., width] as [rows, width]: a view where the leading dimensions follow each other in memory,

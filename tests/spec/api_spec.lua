@@ -224,6 +224,7 @@ describe("the annotations", function()
     ["ms.Tensor.attention"] = function(o) x:attention(x, x, o) end,
     ["ms.Tensor.backward"] = function(o) x:backward(o) end,
     ["ms.Tensor.cross_entropy"] = function(o) x:cross_entropy(x, o) end,
+    ["ms.Tensor.linear_cross_entropy"] = function(o) x:linear_cross_entropy(x, x, o) end,
     ["ms.Tensor.conv2d"] = function(o) planes:conv2d(planes, nil, o) end,
     ["ms.Tensor.max_pool2d"] = function(o) planes:max_pool2d(1, o) end,
     ["ms.Tensor.avg_pool2d"] = function(o) planes:avg_pool2d(1, o) end,

@@ -62,9 +62,10 @@ MS_API ms_tensor *ms_tensor_grad(const ms_tensor *tensor); /* borrowed, or NULL 
 MS_API ms_status ms_tensor_set_grad(ms_tensor *tensor, ms_tensor *gradient);
 /* Sets the home of the leaf's gradient, its destination buffer: a contiguous tensor of the leaf's
  * shape and dtype. If the leaf has no gradient, backward overwrites the home, which then is the
- * gradient. Linear layers, matrix products, embeddings and norms write their gradient into the home
- * directly, at any moment of backward, unless hooks see the gradient first, a recomputed function
- * uses the leaf, or that memory may still be read. Other gradients are copied there. Retained.
+ * gradient. Linear layers and losses of them, matrix products, embeddings and norms write their
+ * gradient into the home directly, at any moment of backward, unless hooks see the gradient first,
+ * a recomputed function uses the leaf, or that memory may still be read. Other gradients are copied
+ * there. Retained.
  * NULL: the gradient stays where backward made it. Removing the gradient keeps the home. */
 MS_API ms_status ms_tensor_set_grad_home(ms_tensor *leaf, ms_tensor *home);
 

@@ -158,6 +158,12 @@ extern "C" {
     O(cross_entropy) \
     O(mse_loss)        /* mean of (a - b)^2 over all elements; gradients to both */ \
     \
+    /* linear_cross_entropy.c */ \
+    /* x [..., in], weight [classes, in], target index [...]; loss, whose reduction is mean or sum: \
+     * cross_entropy of linear. The logits exist for some rows at a time. Forward makes the \
+     * gradients: a write of x or the weight between forward and backward changes nothing. */ \
+    O(linear_cross_entropy) \
+    \
     /* attention.c */ \
     /* q [b, h, t, d], k and v [b, g, s, d], h a multiple of g, positions i64 [b, t] or absent; \
      * attention; query i sees keys 0 .. s - t + i if causal. With positions, only if causal and s \

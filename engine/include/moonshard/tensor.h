@@ -202,9 +202,10 @@ typedef union ms_attributes {
     struct {
         double eps;
     } norm;
-    /* reduction: ms_reduction */
+    /* reduction: ms_reduction; chunk: rows whose logits exist at a time in linear_cross_entropy, 0:
+     * by their shape and dtype */
     struct {
-        int64_t ignore_index;
+        int64_t ignore_index, chunk;
         int32_t reduction;
     } loss;
     /* scale 0: 1/sqrt(width); window: the last keys that a query sees, 0 for all; fast: see

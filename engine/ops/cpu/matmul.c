@@ -3,8 +3,8 @@
  *
  * A kernel of another device gets the shape of one part; along the dimension that is cut the whole
  * size is (parts - 1) times the part's size plus args->last. It adds products in f32 whatever the
- * dtype of the operands, adds the bias to every row, overwrites c, and rounds once. With k = 0 the
- * result is the bias, or 0. */
+ * dtype of the operands, adds the bias to every row, overwrites c or adds to it, and rounds once.
+ * With k = 0 the result is the bias, or 0, or what c held. */
 #include "ops/matmul.h"
 
 #include <stdatomic.h>
@@ -56,17 +56,24 @@ static void widen_block(const job *j, const void *from, int64_t row_distance, bo
 /* Blocks at the edge of a matrix are smaller. */
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Computes one block of the result. `block` holds its f32 sum, which starts as the bias and is
- * rounded to the output dtype once, after the last part of k. The block is cleared or filled with
- * the bias, and then only added to: `accumulate` of the inner product is always set. */
+/* Computes one block of the result. `block` holds its f32 sum, which starts as the bias, or as what
+ * c holds, and is rounded to the output dtype once, after the last part of k. The inner product
+ * always adds to the block. A product that adds to c has no bias. */
 static void convert_block(const job *j, const ms_gemm_shape *s, const void *a, const void *b,
                           const float *bias, char *c, int64_t row, int64_t column, float *block,
                           float *a_wide, float *b_wide)
 {
     int64_t rows = least(BLOCK_ROWS, s->m - row), columns = least(BLOCK_COLUMNS, s->n - column);
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t k = 0; k < columns; k++)
-            block[i * columns + k] = bias != NULL ? bias[column + k] : 0.0f;
+    ms_dtype out = (ms_dtype)s->out;
+    size_t item = ms_dtype_bytes(out);
+    c += (size_t)(row * s->c_row + column) * item;
+    for (int64_t i = 0; i < rows; i++) {
+        float *sums = block + i * columns;
+        if (s->accumulate)
+            j->convert->to_f32[out](sums, c + (size_t)(i * s->c_row) * item, (size_t)columns);
+        else
+            for (int64_t k = 0; k < columns; k++) sums[k] = bias != NULL ? bias[column + k] : 0.0f;
+    }
     for (int64_t depth = 0; depth < s->k; depth += BLOCK_DEPTH) {
         int64_t deep = least(BLOCK_DEPTH, s->k - depth);
         widen_block(j, a, s->a_row, s->a_transposed, row, depth, rows, deep, a_wide);
@@ -86,10 +93,9 @@ static void convert_block(const job *j, const ms_gemm_shape *s, const void *a, c
                                 .out = MS_F32 };
         ms_gemm_f32(j->args->library, &inner, a_wide, b_wide, block);
     }
-    ms_dtype out = (ms_dtype)s->out;
     for (int64_t i = 0; i < rows; i++)
-        j->convert->from_f32[out](c + (size_t)((row + i) * s->c_row + column) * ms_dtype_bytes(out),
-                                  block + i * columns, (size_t)columns);
+        j->convert->from_f32[out](c + (size_t)(i * s->c_row) * item, block + i * columns,
+                                  (size_t)columns);
 }
 
 /* A product in a dtype that the library lacks. The order of the blocks of k depends on the shape

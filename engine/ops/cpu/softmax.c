@@ -101,6 +101,32 @@ static float logit_at(const ms_cross_entropy_args *args, const void *row, int64_
     return args->dtype == MS_BF16 ? ms_float_from_bf16(half) : ms_float_from_f16(half);
 }
 
+/* Whether the row counts. A target that is no class is noted, the lowest such row. */
+static bool counts(job *j, int64_t row)
+{
+    const ms_cross_entropy_args *args = j->args;
+    int64_t target = target_at(args, row);
+    if (target == args->ignore_index) return false;
+    if (target >= 0 && target < args->classes) return true;
+    int64_t first = atomic_load(&j->bad_row);
+    while (row < first && !atomic_compare_exchange_weak(&j->bad_row, &first, row)) {}
+    return false;
+}
+
+/* Whether a target was bad: then the task has failed. */
+static bool fails(ms_run *run, job *j)
+{
+    const ms_cross_entropy_args *args = j->args;
+    int64_t bad = atomic_load(&j->bad_row);
+    if (bad == INT64_MAX) return false;
+    ms_run_fail(run, MS_ERROR_ARGUMENT,
+                "cross_entropy: the target of row %lld is %lld, but there are %lld classes, "
+                "counted from 0 (and ignore_index is %lld)",
+                (long long)bad, (long long)target_at(args, bad), (long long)args->classes,
+                (long long)args->ignore_index);
+    return true;
+}
+
 /* loss = log(sum(exp(x))) - x[target]. Ignored rows have a loss of 0, and log_sum 0, which backward
  * does not read. The pass over the logits is the cost: they are often the largest tensor of a step,
  * and each is read twice (maximum, then sum), the second time from a cache while a row fits one. */
@@ -112,19 +138,13 @@ static void forward_tile(void *context, uint32_t tile, ms_thread *thread)
     size_t bytes = (size_t)args->classes * ms_dtype_bytes((ms_dtype)args->dtype);
     for (int64_t row = args->rows * tile / j->tiles; row < args->rows * (tile + 1) / j->tiles;
          row++) {
-        int64_t target = target_at(args, row);
         const char *logits = (const char *)args->logits + (size_t)row * bytes;
         j->losses[row] = 0.0f;
         if (args->log_sum != NULL) args->log_sum[row] = 0.0f;
-        if (target == args->ignore_index) continue;
-        if (target < 0 || target >= args->classes) {
-            int64_t first = atomic_load(&j->bad_row);
-            while (row < first && !atomic_compare_exchange_weak(&j->bad_row, &first, row)) {}
-            continue;
-        }
+        if (!counts(j, row)) continue;
         float log_sum = j->kernels->log_sum((ms_dtype)args->dtype, logits, args->classes);
         if (args->log_sum != NULL) args->log_sum[row] = log_sum;
-        j->losses[row] = log_sum - logit_at(args, logits, target);
+        j->losses[row] = log_sum - logit_at(args, logits, target_at(args, row));
     }
 }
 
@@ -166,30 +186,32 @@ static ms_task_result cross_entropy_run(ms_run *run, void *arguments)
         return MS_TASK_FAILED;
     }
     ms_run_tiles(run, j.tiles, forward_tile, &j);
-    int64_t bad = atomic_load(&j.bad_row);
-    if (bad != INT64_MAX) {
-        ms_run_fail(run, MS_ERROR_ARGUMENT,
-                    "cross_entropy: the target of row %lld is %lld, but there are %lld classes, "
-                    "counted from 0 (and ignore_index is %lld)",
-                    (long long)bad, (long long)target_at(args, bad), (long long)args->classes,
-                    (long long)args->ignore_index);
-        return MS_TASK_FAILED;
-    }
+    if (fails(run, &j)) return MS_TASK_FAILED;
     reduce_losses(args, j.losses);
     return MS_TASK_DONE;
 }
 
-/* The gradient is (softmax - one at the target) * factor. A row is read before it is written, so
- * the gradient may take the place of the logits. The targets were checked by forward, whose failure
- * skips this task. For each row: one read and one write of the logits and an exponential for each
- * of them. */
+/* The gradient of a row that counts: (softmax - one at the target) * factor. The row is read before
+ * it is written, so that `out` may be the logits. In f32 up to the end, also at the target: there
+ * the two terms nearly cancel when the model is sure. */
+static void write_slopes(const job *j, const void *logits, int64_t target, float log_sum,
+                         float factor, char *out)
+{
+    const ms_cross_entropy_args *args = j->args;
+    ms_dtype dtype = (ms_dtype)args->dtype;
+    float at_target = (expf(logit_at(args, logits, target) - log_sum) - 1.0f) * factor;
+    j->kernels->spread(dtype, logits, args->classes, log_sum, factor, out);
+    j->convert->from_f32[dtype](out + (size_t)target * ms_dtype_bytes(dtype), &at_target, 1);
+}
+
+/* The targets were checked by forward, whose failure skips this task. For each row: one read and
+ * one write of the logits and an exponential for each of them. */
 static void backward_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
     const job *j = context;
     const ms_cross_entropy_args *args = j->args;
-    ms_dtype dtype = (ms_dtype)args->dtype;
-    size_t item = ms_dtype_bytes(dtype), bytes = (size_t)args->classes * item;
+    size_t bytes = (size_t)args->classes * ms_dtype_bytes((ms_dtype)args->dtype);
     for (int64_t row = args->rows * tile / j->tiles; row < args->rows * (tile + 1) / j->tiles;
          row++) {
         int64_t target = target_at(args, row);
@@ -200,12 +222,7 @@ static void backward_tile(void *context, uint32_t tile, ms_thread *thread)
         }
         const char *logits = (const char *)args->logits + (size_t)row * bytes;
         float factor = args->gradient[args->reduction == MS_REDUCE_NONE ? row : 0] * *args->share;
-        /* In f32 up to the end, also at the target: there the two terms nearly cancel when the
-         * model is sure. */
-        float at_target =
-            (expf(logit_at(args, logits, target) - args->log_sum[row]) - 1.0f) * factor;
-        j->kernels->spread(dtype, logits, args->classes, args->log_sum[row], factor, out);
-        j->convert->from_f32[dtype](out + (size_t)target * item, &at_target, 1);
+        write_slopes(j, logits, target, args->log_sum[row], factor, out);
     }
 }
 
@@ -217,6 +234,66 @@ static ms_task_result cross_entropy_backward_run(ms_run *run, void *arguments)
               .convert = ms_convert_kernels_for(ms_run_isa(run)),
               .tiles = tiles_for(args->rows, args->classes) };
     ms_run_tiles(run, j.tiles, backward_tile, &j);
+    return MS_TASK_DONE;
+}
+
+/* ------------------------------------- loss and gradient of logits in place */
+
+/* On one thread: there is one target for each row of logits. In f16 a row's slope times 1 / counted
+ * could be too small, so it is multiplied by a power of two of at least `counted` as well. */
+static ms_task_result share_run(ms_run *run, void *arguments)
+{
+    const ms_cross_entropy_args *args = arguments;
+    job j = { .args = args, .bad_row = INT64_MAX };
+    int64_t counted = 0;
+    for (int64_t row = 0; row < args->rows; row++) counted += counts(&j, row);
+    if (fails(run, &j)) return MS_TASK_FAILED;
+    double power = 1.0, share = args->reduction == MS_REDUCE_MEAN ? 1.0 / (double)counted : 1.0;
+    while (args->dtype == MS_F16 && power * share < 1.0) power *= 2.0;
+    args->share[0] = (float)(power * share);
+    args->share[1] = (float)(1.0 / power);
+    return MS_TASK_DONE;
+}
+
+static void in_place_tile(void *context, uint32_t tile, ms_thread *thread)
+{
+    (void)thread;
+    job *j = context;
+    const ms_cross_entropy_args *args = j->args;
+    size_t bytes = (size_t)args->classes * ms_dtype_bytes((ms_dtype)args->dtype);
+    for (int64_t row = args->rows * tile / j->tiles; row < args->rows * (tile + 1) / j->tiles;
+         row++) {
+        const char *logits = (const char *)args->logits + (size_t)row * bytes;
+        char *out = args->dlogits == NULL ? NULL : (char *)args->dlogits + (size_t)row * bytes;
+        if (!counts(j, row)) {
+            args->loss[row] = 0.0f;
+            if (out != NULL) memset(out, 0, bytes);
+            continue;
+        }
+        int64_t target = target_at(args, row);
+        float log_sum = j->kernels->log_sum((ms_dtype)args->dtype, logits, args->classes);
+        args->loss[row] = log_sum - logit_at(args, logits, target);
+        if (out != NULL) write_slopes(j, logits, target, log_sum, *args->share, out);
+    }
+}
+
+static ms_task_result in_place_run(ms_run *run, void *arguments)
+{
+    const ms_cross_entropy_args *args = arguments;
+    job j = { .args = args,
+              .kernels = ms_softmax_kernels_for(ms_run_isa(run)),
+              .convert = ms_convert_kernels_for(ms_run_isa(run)),
+              .tiles = tiles_for(args->rows, args->classes),
+              .bad_row = INT64_MAX };
+    ms_run_tiles(run, j.tiles, in_place_tile, &j);
+    return MS_TASK_DONE;
+}
+
+static ms_task_result total_run(ms_run *run, void *arguments)
+{
+    const ms_cross_entropy_args *args = arguments;
+    (void)run;
+    reduce_losses(args, args->losses);
     return MS_TASK_DONE;
 }
 
@@ -282,3 +359,15 @@ const ms_task ms_cpu_mse_backward = { .name = "mse_loss gradient",
                                       .function = mse_backward_run,
                                       .args_bytes = sizeof(ms_mse_args),
                                       .kind = MS_KIND_COMPUTE };
+const ms_task ms_cpu_cross_entropy_share = { .name = "cross_entropy share",
+                                             .function = share_run,
+                                             .args_bytes = sizeof(ms_cross_entropy_args),
+                                             .kind = MS_KIND_COMPUTE };
+const ms_task ms_cpu_cross_entropy_in_place = { .name = "cross_entropy in place",
+                                                .function = in_place_run,
+                                                .args_bytes = sizeof(ms_cross_entropy_args),
+                                                .kind = MS_KIND_COMPUTE };
+const ms_task ms_cpu_cross_entropy_total = { .name = "cross_entropy total",
+                                             .function = total_run,
+                                             .args_bytes = sizeof(ms_cross_entropy_args),
+                                             .kind = MS_KIND_COMPUTE };

@@ -11,6 +11,8 @@ MS_CUDA_KERNEL(softmax, softmax_backward_columns)
 MS_CUDA_KERNEL(softmax, cross_entropy_rows)
 MS_CUDA_KERNEL(softmax, cross_entropy_loss)
 MS_CUDA_KERNEL(softmax, cross_entropy_gradient)
+MS_CUDA_KERNEL(softmax, cross_entropy_shares)
+MS_CUDA_KERNEL(softmax, cross_entropy_over_logits)
 MS_CUDA_KERNEL(softmax, mse_parts)
 MS_CUDA_KERNEL(softmax, mse_loss)
 MS_CUDA_KERNEL(softmax, mse_gradient)
@@ -73,6 +75,33 @@ static void run_cross_entropy_backward(ms_cuda_work *work, const void *arguments
                    sizeof call);
 }
 
+/* ------------------------------------- loss and gradient of logits in place */
+
+static const ms_cuda_shape one_block = { .blocks = { 1 }, .threads = { MS_CUDA_ROW_THREADS } };
+
+static void run_share(ms_cuda_work *work, const void *arguments)
+{
+    ms_cuda_cross_entropy_call call = { .c = *(const ms_cross_entropy_args *)arguments };
+    call.fault = ms_cuda_fault_of(work);
+    if (call.fault) ms_cuda_launch(work, &cross_entropy_shares, one_block, &call, sizeof call);
+}
+
+static void run_in_place(ms_cuda_work *work, const void *arguments)
+{
+    ms_cuda_cross_entropy_call call = { .c = *(const ms_cross_entropy_args *)arguments };
+    const ms_cross_entropy_args *c = &call.c;
+    call.aligned = ms_cuda_is_aligned(c->logits);
+    ms_cuda_launch(work, &cross_entropy_over_logits, ms_cuda_row_shape(c->rows, c->classes), &call,
+                   sizeof call);
+}
+
+static void run_total(ms_cuda_work *work, const void *arguments)
+{
+    ms_cuda_cross_entropy_call call = { .c = *(const ms_cross_entropy_args *)arguments };
+    call.losses = call.c.losses;
+    ms_cuda_launch(work, &cross_entropy_loss, one_block, &call, sizeof call);
+}
+
 /* -------------------------------------------------------------- squared error */
 
 static void run_mse(ms_cuda_work *work, const void *arguments)
@@ -103,5 +132,11 @@ MS_CUDA_TASK_THAT_FAILS(cross_entropy, "cross_entropy", ms_cross_entropy_args, M
                         run_cross_entropy, explain_target)
 MS_CUDA_TASK(cross_entropy_backward, "cross_entropy gradient", ms_cross_entropy_args,
              MS_KIND_COMPUTE, run_cross_entropy_backward)
+MS_CUDA_TASK_THAT_FAILS(cross_entropy_share, "cross_entropy share", ms_cross_entropy_args,
+                        MS_KIND_COMPUTE, run_share, explain_target)
+MS_CUDA_TASK(cross_entropy_in_place, "cross_entropy in place", ms_cross_entropy_args,
+             MS_KIND_COMPUTE, run_in_place)
+MS_CUDA_TASK(cross_entropy_total, "cross_entropy total", ms_cross_entropy_args, MS_KIND_COMPUTE,
+             run_total)
 MS_CUDA_TASK(mse, "mse_loss", ms_mse_args, MS_KIND_COMPUTE, run_mse)
 MS_CUDA_TASK(mse_backward, "mse_loss gradient", ms_mse_args, MS_KIND_COMPUTE, run_mse_backward)

@@ -292,3 +292,66 @@ MS_KERNEL_FREE(mse_gradient, ms_cuda_mse_call, 256)
         if (m.db != NULL) ms_put(size, m.db, i, m.dtype, b);
     });
 }
+
+/* ------------------------------------- loss and gradient of logits in place */
+
+/* One block. In f16 a row's slope times 1 / counted could be too small, so it is multiplied by a
+ * power of two of at least `counted` as well. */
+MS_KERNEL(cross_entropy_shares, ms_cuda_cross_entropy_call, MS_CUDA_ROW_THREADS)
+{
+    MS_SHARED(double, shared, MS_WARP);
+    const ms_cross_entropy_args &c = args.c;
+    double counted = 0, power = 1;
+    for (int64_t at = THREAD_X; at < c.rows; at += THREADS_X) {
+        int64_t target = ms_read_whole(c.target, at, c.target_dtype);
+        if (target == c.ignore_index) continue;
+        counted += 1.0;
+        if (target < 0 || target >= c.classes)
+            ms_note_fault(args.fault, at, target, c.classes, c.ignore_index);
+    }
+    counted = ms_block_join(counted, shared, ms_plus());
+    if (THREAD_X != 0) return;
+    double share = c.reduction == MS_REDUCE_MEAN ? 1.0 / counted : 1.0;
+    while (c.dtype == MS_F16 && power * share < 1.0) power *= 2.0;
+    c.share[0] = (float)(power * share);
+    c.share[1] = (float)(1.0 / power);
+}
+
+/* The thread that meets the target's logit writes the loss: others may have written over their part
+ * of the row by then. */
+MS_KERNEL_IN(cross_entropy_over_logits, ms_cuda_cross_entropy_call, MS_CUDA_ROW_THREADS, 4)
+{
+    MS_SHARED(float, shared, MS_WARP);
+    const ms_cross_entropy_args &c = args.c;
+    int64_t at = BLOCK_X * THREADS_Y + THREAD_Y;
+    if (at >= c.rows) return;
+    int64_t target = ms_read_whole(c.target, at, c.target_dtype);
+    bool ignored = target == c.ignore_index || target < 0 || target >= c.classes;
+    ms_row row = ms_skewed_row_of(at, c.classes, c.dtype, args.aligned);
+    exp_sum s = no_exp_sum();
+    if (!ignored) s = sum_row(row, c.logits, c.dtype, shared);
+    float log_sum = s.most + logf(s.total), factor = *c.share;
+    if (ignored && THREAD_X == 0) c.loss[at] = 0;
+    if (c.dlogits == NULL) {
+        if (!ignored && THREAD_X == 0)
+            c.loss[at] = log_sum - ms_get_one(c.logits, row.begin + target, c.dtype);
+        return;
+    }
+    ms_with_dtype(c.dtype, [&](auto dtype) {
+        ms_walk(row, [&](auto size, int64_t i) {
+            float v[size.N];
+            ms_get(size, c.dlogits, row.begin + i, dtype, v);
+            int hit = !ignored && target >= i && target < i + size.N ? (int)(target - i) : -1;
+            MS_UNROLL for (int k = 0; k < size.N; k++)
+            {
+                float x = expf(v[k] - log_sum);
+                if (k == hit) {
+                    c.loss[at] = log_sum - v[k];
+                    x -= 1.0f;
+                }
+                v[k] = ignored ? 0.0f : x * factor;
+            }
+            ms_put(size, c.dlogits, row.begin + i, dtype, v);
+        });
+    });
+}

@@ -130,6 +130,8 @@ return {
   -- Losses.
   { "CrossEntropyLoss, NLLLoss, nll_loss, sparse_categorical_crossentropy, softmax loss",
     "Tensor:cross_entropy CrossEntropyOptions.ignore_index" },
+  { "fused linear cross entropy, chunked cross entropy, cut cross entropy, \z
+      LigerFusedLinearCrossEntropyLoss", "Tensor:linear_cross_entropy" },
   { "MSELoss, l2 loss, mean squared error", "Tensor:mse_loss" },
   { "L1Loss, SmoothL1Loss, huber, BCELoss, BCEWithLogitsLoss, KLDivLoss, l1_loss, \z
       binary_cross_entropy, criterion, loss function",

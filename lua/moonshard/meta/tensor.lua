@@ -5,6 +5,12 @@
 ---@field ignore_index? integer        rows with this target do not count; -100 unless given
 ---@field reduction? "mean"|"sum"|"none"   over the rows that count; "mean" unless given
 
+---@class ms.LinearCrossEntropyOptions
+---@field ignore_index? integer        rows with this target do not count; -100 unless given
+---@field reduction? "mean"|"sum"      over the rows that count; "mean" unless given
+--- Rows whose logits exist at a time. Unless given: a power of two, whose logits take 1 GiB or less.
+---@field chunk? integer
+
 --- Options of windows that slide over planes. A pair of numbers is for rows and columns, one number
 --- for both.
 ---@class ms.Conv2dOptions
@@ -218,6 +224,10 @@
 --- ms.ones({ 3 }):pad_to(4) --> { 1.0, 1.0, 1.0, 0.0 }
 --- ```
 ---@field pad_to fun(self, multiple: integer): ms.Tensor
+--- ```lua
+--- ms.ones({ 2, requires_grad = true }):detach():requires_grad() --> false
+--- ```
+---@field detach fun(self): ms.Tensor   a view without history
 -- arithmetic: with forms in place, as add_, exp_, relu_
 --- self + factor * other, in one pass over memory; factor: 1 unless given.
 --- ```lua
@@ -575,6 +585,17 @@
 --- ms.zeros({ 2, 4 }):cross_entropy(ms.tensor { 0, 3 }) --> 1.386
 --- ```
 ---@field cross_entropy fun(self, target: ms.Index, options?: ms.CrossEntropyOptions): ms.Tensor
+--- `self:linear(weight):cross_entropy(target, options)`, of x [..., in], weight [classes, in] and
+--- target [...]. The logits exist for a chunk of rows at a time, and forward makes the gradients
+--- while they do: backward only multiplies these. So a write of x or weight before backward changes
+--- no gradient. With one chunk, in f32 and bf16, the bits are those of the two methods if the
+--- gradient of the loss is a power of two; with more chunks the gradient of weight is added up in
+--- another order. f16 keeps gradients apart from their factor, so that small ones are not lost.
+--- ```lua
+--- local x, weight = ms.zeros { 2, 3 }, ms.ones { 4, 3 }
+--- x:linear_cross_entropy(weight, ms.tensor { 0, 3 }) --> 1.386
+--- ```
+---@field linear_cross_entropy fun(self, weight: ms.Tensor, target: ms.Index, options?: ms.LinearCrossEntropyOptions): ms.Tensor
 --- ```lua
 --- ms.zeros({ 2 }):mse_loss(ms.full(3, { 2 })) --> 9.0
 --- ```
@@ -660,10 +681,6 @@
 --- ms.ones({ 2 }):requires_grad_():requires_grad() --> true
 --- ```
 ---@field requires_grad_ fun(self, yes?: boolean): self      yes: true unless given; leaves only
---- ```lua
---- ms.ones({ 2, requires_grad = true }):detach():requires_grad() --> false
---- ```
----@field detach fun(self): ms.Tensor                        a view without history
 --- ```lua
 --- local x = ms.ones { 2, requires_grad = true }
 --- x:mul(3):sum():backward()

@@ -161,6 +161,7 @@ static const row rows[] = {
     { "log_softmax", "f", 1, { .dim = { .a = 0 } } },
     { "cross_entropy", "fj", 1, { .loss = { .ignore_index = -100 } } },
     { "mse_loss", "fn", 1, NONE },
+    { "linear_cross_entropy", "ftj", 1, { .loss = { .ignore_index = -100, .chunk = 3 } } },
     { "attention", "hkk", 1, { .attention = { .causal = true } } },
     { "rotary", "h", 1, { .rotary = { .base = 10000 } } },
     { "embedding", "jf", 1, NONE },

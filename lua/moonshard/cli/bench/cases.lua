@@ -311,6 +311,14 @@ local function softmaxes(list, s, m)
     local x, y = m.normal(rows, s.vocab), m.ids(s.vocab, rows)
     return backward(2 * bytes(x), { x }, function() return x:cross_entropy(y) end)
   end)
+  -- Its forward makes the gradients, with three products in all.
+  add("linear_cross_entropy", function()
+    local x, w, y = m.normal(rows, s.width), m.normal(s.vocab, s.width), m.ids(s.vocab, rows)
+    for _, leaf in ipairs { x, w } do leaf:keep():requires_grad_() end
+    return {
+      flops = 6 * rows * s.width * s.vocab, run = function() x:linear_cross_entropy(w, y) end,
+    }
+  end)
 end
 
 local function embeddings(list, s, m)
