@@ -583,6 +583,17 @@
 --- ids:shape() --> { 5 }
 --- ```
 ---@field generate fun(self, tokens: ms.Tensor, options: ms.GenerateOptions): ms.Tensor
+--- `self(tokens, positions):cross_entropy(targets)` [], without its logits: see
+--- Tensor:linear_cross_entropy. The logits are made where something is between the features and the
+--- loss: another forward, a hook of the model or of its head, an adapter or a bias of the head, a
+--- head that is a unit of `ms.fsdp`, or outputs that a wrapper rounds to 16 bits. `ms.train` uses
+--- this loss where neither `loss` nor a measure needs the logits.
+--- ```lua
+--- local model = ms.nn.gpt2 { vocab = 64, context = 16, layers = 1, width = 32, heads = 2 }
+--- local tokens = ms.tensor { { 1, 2, 3 } }
+--- model:loss(tokens, tokens):shape() --> {}
+--- ```
+---@field loss fun(self, tokens: ms.Tensor, targets: ms.Tensor, positions?: ms.Tensor): ms.Tensor
 --- The tokenizer of the folder that the model was read from, or the one that set_tokenizer has
 --- given; nil: there is none; nil, message, code: it cannot be read.
 --- ```lua

@@ -41,7 +41,8 @@
 ---@field valid? ms.Loader|ms.JsonLoader held-out data for `eval`
 --- Gives the loss and the outputs; model(x):cross_entropy(y) unless given, and with positions
 --- model(x, positions):cross_entropy(y). A loss, or the forward of a model, that takes no positions
---- is an error if the data have them.
+--- is an error if the data have them. Unless given, a language model makes no logits where no
+--- measure reads them: see LanguageModel.loss.
 --- The third result is the weight of this pass in the step's loss, a number or a tensor of one
 --- element; 1 unless given. Give the number of targets that count where passes differ in it.
 ---@field loss? ms.TrainLoss

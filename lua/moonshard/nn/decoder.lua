@@ -296,19 +296,38 @@ local function features(self, tokens, positions, cache)
   return run_body(self, names, tokens, positions, self.options, cache)
 end
 
-local function head(self, x)
-  if self.lm_head then return self.lm_head(x) end
+local function embedding_weight(self)
   local names = self.row.names
   local holder = names.body and self[names.body] or self
-  return x:linear(holder[names.embedding].weight)
+  return holder[names.embedding].weight
+end
+
+local function head(self, x)
+  if self.lm_head then return self.lm_head(x) end
+  return x:linear(embedding_weight(self))
+end
+
+-- What head multiplies with, if it is a product and nothing else; nil: it is more.
+local function head_weight(self)
+  local last = self.lm_head
+  if not last then return embedding_weight(self) end
+  local is_product = module.is_module(last) and module.plain_forward(last) == linear_forward
+    and last.bias == nil
+  return is_product and last.weight or nil
 end
 
 ---@param tokens ms.Tensor ids [batch, time]
 ---@param positions? ms.Tensor i64 [batch, time] of packed documents, as a loader gives them
----@return ms.Tensor logits [batch, time, vocab]
-function Decoder:forward(tokens, positions)
-  return head(self, features(self, tokens, positions))
+---@param targets? ms.Tensor ids [batch, time]
+---@return ms.Tensor logits [batch, time, vocab]; with targets the loss, [], without logits
+function Decoder:forward(tokens, positions, targets)
+  local x = features(self, tokens, positions)
+  if targets == nil then return head(self, x) end
+  local weight = head_weight(self)
+  return weight and x:linear_cross_entropy(weight, targets) or head(self, x):cross_entropy(targets)
 end
+-- The forward that takes targets. Another one in its place need not.
+Decoder._forward_with_targets = Decoder.forward
 
 ---@param tokens ms.Tensor ids [batch, time]
 ---@param cache? ms.KeyCache of the positions before these; gets theirs

@@ -88,11 +88,42 @@ end
 ---@return ms.Tensor i64 [count or fewer]
 function LanguageModel:generate(tokens, how) return generate(self, tokens, how) end
 
--- The module's own metatable, also of what ms.ddp and ms.fsdp return.
+-- The module's own metatable, also of what ms.ddp and ms.fsdp return; and the state of these.
 local function meta_of(model)
   local meta = getmetatable(model)
   local around = meta.ddp or meta.fsdp
-  return around and getmetatable(around.wrapped) or meta
+  return around and getmetatable(around.wrapped) or meta, around
+end
+
+-- The dtype to which ms.ddp or ms.fsdp casts what the model returns, or nil.
+local function output_dtype(around)
+  local low = around and around.precision
+  if low and low.rules then low = low.rules[0] end
+  return low and low.output or nil
+end
+
+--- Whether model(tokens, positions, targets) is the loss of model(tokens, positions). It is not
+--- where forward is another one than this library's, where hooks see what the model takes and
+--- gives, and where its outputs are rounded to 16 bits. It may change between two calls.
+---@param model ms.Module also what ms.ddp and ms.fsdp return
+---@return boolean
+function LanguageModel._takes_targets(model)
+  local meta, around = meta_of(model)
+  local own, output = meta.fields._forward_with_targets, output_dtype(around)
+  return own ~= nil and meta.fields.forward == own and not meta.hooks
+    and (output == nil or output == "f32")
+end
+
+---@param tokens ms.Tensor ids [batch, time]
+---@param targets ms.Tensor ids [batch, time]
+---@param positions? ms.Tensor i64 [batch, time] of packed documents
+---@return ms.Tensor
+function LanguageModel:loss(tokens, targets, positions)
+  options_of.argument("loss", "targets", targets, "tensor")
+  if LanguageModel._takes_targets(self) then return self(tokens, positions, targets) end
+  local logits
+  if positions == nil then logits = self(tokens) else logits = self(tokens, positions) end
+  return logits:cross_entropy(targets)
 end
 
 ---@return ms.Tokenizer?
@@ -139,6 +170,6 @@ end
 
 options_of.methods(LanguageModel, "a language model", function(value)
   return module.is_module(value) and value.last_logits ~= nil
-end, { "generate", "tokenizer", "set_tokenizer" })
+end, { "generate", "loss", "tokenizer", "set_tokenizer" })
 
 return LanguageModel

@@ -4,6 +4,7 @@ local core = require "moonshard.core"
 require "moonshard.parallel.group"                -- methods of the world
 local launch = require "moonshard.base.launch"
 local log = require "moonshard.base.log"
+local LanguageModel = require "moonshard.nn.language_model"
 local module = require "moonshard.nn.module"
 local replicas = require "moonshard.parallel.replicas"
 local dtypes = require "moonshard.train.dtype"
@@ -31,8 +32,11 @@ local LOSS_WEIGHT <const> = "weight of the loss"          -- among the sums of a
 ---@class ms.Training                  what the parts of the loop share
 ---@field o ms.TrainOptions
 
--- Loss and outputs of one pass, and nil or its weight.
-local function default_loss(model, x, y, positions)
+-- Loss and outputs of one pass. Where nobody reads the outputs, a language model makes none.
+local function default_loss(model, x, y, positions, wants_outputs)
+  if not wants_outputs and LanguageModel._takes_targets(model) then
+    return model(x, positions, y)
+  end
   local outputs
   if positions == nil then outputs = model(x) else outputs = model(x, positions) end
   return outputs:cross_entropy(y), outputs
@@ -55,9 +59,9 @@ local function check_packed(self, x, positions)
   self.takes_positions = true
 end
 
-local function pass(self, x, y, positions)
+-- Loss and outputs of one pass, and nil or its weight. Outputs may be nil unless they are wanted.
+local function pass(self, x, y, positions, wants_outputs)
   local o = self.o
-  local loss_of = o.loss or default_loss
   if not core.is_tensor(x) and not o.loss then
     core.raise("train: data must give tensors x and y, not " .. type(x))
   end
@@ -66,9 +70,13 @@ local function pass(self, x, y, positions)
       (or give loss, a function that needs no y)"):format(y == nil and "nil" or "a " .. type(y)))
   end
   check_packed(self, x, positions)
+  local function loss_of()
+    if o.loss then return o.loss(o.model, x, y, positions) end
+    return default_loss(o.model, x, y, positions, wants_outputs)
+  end
   local function in_dtype()
-    if o.dtype == "f32" then return loss_of(o.model, x, y, positions) end
-    return core.autocast(o.dtype, function() return loss_of(o.model, x, y, positions) end)
+    if o.dtype == "f32" then return loss_of() end
+    return core.autocast(o.dtype, loss_of)
   end
   local loss, outputs, weight
   if o.attention == "fast" then loss, outputs, weight = core.attention("fast", in_dtype)
@@ -212,7 +220,7 @@ local function forward_backward(self)
     if not self.report.tokens and core.is_tensor(y) then
       self.report.tokens = y:numel() * o.accumulate * self.world:size()
     end
-    local loss, _, weight = pass(self, x, y, positions)
+    local loss, _, weight = pass(self, x, y, positions, false)
     loss = step_weights:of(i, loss, weight)
     if step_weights.rest then
       total = total * step_weights.rest
@@ -333,7 +341,7 @@ local function validate(self)
   o.model:eval()
   core.no_grad(function()
     for x, y, positions in o.valid:batches(o.eval.batches) do
-      local loss, outputs, weight = pass(self, x, y, positions)
+      local loss, outputs, weight = pass(self, x, y, positions, o.eval.measure ~= nil)
       local values = o.eval.measure and o.eval.measure(outputs, y, positions) or {}
       values.loss = nil
       -- The last batch may have fewer rows, so the means of measures are over rows.

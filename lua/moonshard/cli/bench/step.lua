@@ -66,7 +66,7 @@ local function trainer(c, parsed)
   local optimizer = ms.optim.adamw(model, { lr = 1e-4, weight_decay = 0.1 })
   local x = ms.randint { c.batch, c.context, low = 0, high = c.vocab, seed = 1 }:keep()
   local y = ms.randint { c.batch, c.context, low = 0, high = c.vocab, seed = 2 }:keep()
-  local function loss_of() return wrapped(x):cross_entropy(y) end
+  local function loss_of() return wrapped:loss(x, y) end
   local part = { tokens = c.batch * c.context, wrap = wrap, graph = parsed.graph or false }
   -- Where parameters are bf16, everything is, and nothing has to be cast.
   local casts = dtype ~= "f32" and parsed.parameters == "f32"
