@@ -23,15 +23,15 @@ local H200 <const> = {
     -- count.
     attention = { flops = 0.33 },
     ["attention gradient"] = { flops = 0.20 },
-    norm = { bytes = 0.65 },
+    norm = { bytes = 0.72 },
     -- It reads most of its operands twice, and adds up the sums of parts.
-    ["norm gradient"] = { bytes = 0.36 },
+    ["norm gradient"] = { bytes = 0.48 },
     gelu = { bytes = 0.75 },
-    ["linear gradient"] = { bytes = 0.50 },
-    cross_entropy = { bytes = 0.48 },
-    ["cross_entropy gradient"] = { bytes = 0.45 },
+    ["linear gradient"] = { bytes = 0.70 },
+    cross_entropy = { bytes = 0.60 },
+    ["cross_entropy gradient"] = { bytes = 0.80 },
     -- It reads the logits twice, the second time from a cache.
-    ["cross_entropy in place"] = { bytes = 0.36 },
+    ["cross_entropy in place"] = { bytes = 0.55 },
     softmax = { bytes = 0.60 },
     ["softmax gradient"] = { bytes = 0.60 },
     embedding = { bytes = 0.80 },
