@@ -35,7 +35,7 @@ local optimizer = ms.optim.adamw(model, { lr = 1e-4, weight_decay = 0.1 })
 local x = ms.randint { batch, length, low = 0, high = vocab, seed = 1 }:keep()
 local y = ms.randint { batch, length, low = 0, high = vocab, seed = 2 }:keep()
 
-local function loss_of() return model(x):cross_entropy(y) end
+local function loss_of() return model:loss(x, y) end
 local function forward()
   return cfg.mode == "bf16" and loss_of() or ms.autocast("bf16", loss_of)
 end
