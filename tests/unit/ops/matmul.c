@@ -139,7 +139,10 @@ static void test_matmul_half(void **state)
         MATMUL(dtype, SHAPE(3, 5), SHAPE(5, 4), SHAPE(3, 4));
         MATMUL(dtype, laid((operand)SHAPE(32, 48), SWAPPED), SHAPE(48, 16), SHAPE(32, 16));
         MATMUL(dtype, SHAPE(2, 6, 5), laid((operand)SHAPE(2, 5, 7), SWAPPED), SHAPE(2, 6, 7));
+        /* More than a block that is converted: of the sum; of rows; of columns. */
         MATMUL(dtype, SHAPE(140, 600), SHAPE(600, 260), SHAPE(140, 260));
+        MATMUL(dtype, SHAPE(530, 40), SHAPE(40, 540), SHAPE(530, 540));
+        MATMUL(dtype, SHAPE(540, 40), SHAPE(40, 530), SHAPE(540, 530));
     }
 }
 
