@@ -1,22 +1,23 @@
 /* linear_cross_entropy.c: a classifier's last linear layer and its loss, without whole logits.
  *
  * loss = cross_entropy(x w^T, y). The logits [rows, classes] are the largest tensor of a step. Here
- * they exist for a chunk of rows at a time, and forward makes the gradients as well: while the
- * logits of a chunk are there, their slopes take their place, and two products make the chunk's
- * part of dx, and add its part to dw. Saved are dx and dw, of a loss whose gradient is 1. Backward
- * multiplies them by the gradient that arrives, in place where it may.
+ * they exist for a chunk of rows at a time, and forward computes the gradients as well. The
+ * gradient of a chunk's logits overwrites the logits. One product of it gives the chunk's rows of
+ * dx, and another one is added to dw. Forward saves dx and dw for a gradient of the loss of 1.
+ * Backward multiplies them by the actual gradient of the loss, in place where it may.
  *
- * A gradient that nobody needs is not made. Without record only losses are.
+ * Forward computes dx or dw only if that input requires a gradient. If the call is not recorded,
+ * it computes the loss only.
  *
  * How many rows are a chunk depends on shape and dtype of the logits alone (chunk_of), or the call
  * says it. With one chunk the bits are those of linear and cross_entropy, in f32 and bf16, if the
  * gradient that arrives is a power of two. More chunks add the same products of dw in another
  * order. Then dw is added up in f32, and rounded to the dtype of the weight once, in backward.
  *
- * In f16 a slope divided by the number of rows could be too small to be represented, and the factor
- * of a loss scaler comes with backward. So slopes in f16 have a power of two as a factor
- * (cross_entropy_share), which backward takes out in f32. dw is f32 till then, as it could be too
- * large. */
+ * In f16 the gradient of a logit, divided by the number of rows, could be too small to be
+ * represented, and the factor of a loss scaler is known in backward only. So this gradient is
+ * multiplied by a power of two (cross_entropy_share), by which backward divides in f32. Until then
+ * dw is f32, since it could be too large for f16. */
 #include "moonshard/ops.h"
 #include "ops/autocast.h"
 #include "ops/matmul.h"

@@ -1,5 +1,5 @@
--- The loss of a language model without its logits: model:loss, and ms.train where nobody reads
--- outputs. Where something stands between the model's features and its logits, these are made.
+-- model:loss computes the loss of a language model without its logits. ms.train uses it unless a
+-- measure reads the outputs. A hook, an adapter or another forward that needs the logits gets them.
 local core = require "moonshard.core"
 local ms = require "moonshard"
 local command = require "command"

@@ -159,8 +159,8 @@ extern "C" {
     O(mse_loss)        /* mean of (a - b)^2 over all elements; gradients to both */ \
     \
     /* linear_cross_entropy.c */ \
-    /* x [..., in], weight [classes, in], target index [...]; loss, whose reduction is mean or sum: \
-     * cross_entropy of linear. The logits exist for some rows at a time. Forward makes the \
+    /* x [..., in], weight [classes, in], target index [...]; loss, with reduction mean or sum: \
+     * cross_entropy of linear. The logits exist for some rows at a time. Forward computes the \
      * gradients: a write of x or the weight between forward and backward changes nothing. */ \
     O(linear_cross_entropy) \
     \

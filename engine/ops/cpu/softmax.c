@@ -127,9 +127,23 @@ static bool fails(ms_run *run, job *j)
     return true;
 }
 
+/* The gradient of a row that counts: (softmax - one at the target) * factor. The row is read before
+ * it is written, so that `out` may be the logits. In f32 up to the end, also at the target: there
+ * the two terms nearly cancel when the model is sure. */
+static void write_slopes(const job *j, const void *logits, int64_t target, float log_sum,
+                         float factor, char *out)
+{
+    const ms_cross_entropy_args *args = j->args;
+    ms_dtype dtype = (ms_dtype)args->dtype;
+    float at_target = (expf(logit_at(args, logits, target) - log_sum) - 1.0f) * factor;
+    j->kernels->spread(dtype, logits, args->classes, log_sum, factor, out);
+    j->convert->from_f32[dtype](out + (size_t)target * ms_dtype_bytes(dtype), &at_target, 1);
+}
+
 /* loss = log(sum(exp(x))) - x[target]. Ignored rows have a loss of 0, and log_sum 0, which backward
- * does not read. The pass over the logits is the cost: they are often the largest tensor of a step,
- * and each is read twice (maximum, then sum), the second time from a cache while a row fits one. */
+ * does not read. With dlogits, which may be the logits, it writes the gradient of each row, too.
+ * The pass over the logits is the cost: they are often the largest tensor of a step, and each is
+ * read twice (maximum, then sum), the second time from a cache while a row fits one. */
 static void forward_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -139,12 +153,18 @@ static void forward_tile(void *context, uint32_t tile, ms_thread *thread)
     for (int64_t row = args->rows * tile / j->tiles; row < args->rows * (tile + 1) / j->tiles;
          row++) {
         const char *logits = (const char *)args->logits + (size_t)row * bytes;
+        char *out = args->dlogits == NULL ? NULL : (char *)args->dlogits + (size_t)row * bytes;
         j->losses[row] = 0.0f;
         if (args->log_sum != NULL) args->log_sum[row] = 0.0f;
-        if (!counts(j, row)) continue;
+        if (!counts(j, row)) {
+            if (out != NULL) memset(out, 0, bytes);
+            continue;
+        }
+        int64_t target = target_at(args, row);
         float log_sum = j->kernels->log_sum((ms_dtype)args->dtype, logits, args->classes);
         if (args->log_sum != NULL) args->log_sum[row] = log_sum;
-        j->losses[row] = log_sum - logit_at(args, logits, target_at(args, row));
+        j->losses[row] = log_sum - logit_at(args, logits, target);
+        if (out != NULL) write_slopes(j, logits, target, log_sum, *args->share, out);
     }
 }
 
@@ -189,19 +209,6 @@ static ms_task_result cross_entropy_run(ms_run *run, void *arguments)
     if (fails(run, &j)) return MS_TASK_FAILED;
     reduce_losses(args, j.losses);
     return MS_TASK_DONE;
-}
-
-/* The gradient of a row that counts: (softmax - one at the target) * factor. The row is read before
- * it is written, so that `out` may be the logits. In f32 up to the end, also at the target: there
- * the two terms nearly cancel when the model is sure. */
-static void write_slopes(const job *j, const void *logits, int64_t target, float log_sum,
-                         float factor, char *out)
-{
-    const ms_cross_entropy_args *args = j->args;
-    ms_dtype dtype = (ms_dtype)args->dtype;
-    float at_target = (expf(logit_at(args, logits, target) - log_sum) - 1.0f) * factor;
-    j->kernels->spread(dtype, logits, args->classes, log_sum, factor, out);
-    j->convert->from_f32[dtype](out + (size_t)target * ms_dtype_bytes(dtype), &at_target, 1);
 }
 
 /* The targets were checked by forward, whose failure skips this task. For each row: one read and
@@ -255,37 +262,16 @@ static ms_task_result share_run(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
-static void in_place_tile(void *context, uint32_t tile, ms_thread *thread)
-{
-    (void)thread;
-    job *j = context;
-    const ms_cross_entropy_args *args = j->args;
-    size_t bytes = (size_t)args->classes * ms_dtype_bytes((ms_dtype)args->dtype);
-    for (int64_t row = args->rows * tile / j->tiles; row < args->rows * (tile + 1) / j->tiles;
-         row++) {
-        const char *logits = (const char *)args->logits + (size_t)row * bytes;
-        char *out = args->dlogits == NULL ? NULL : (char *)args->dlogits + (size_t)row * bytes;
-        if (!counts(j, row)) {
-            args->loss[row] = 0.0f;
-            if (out != NULL) memset(out, 0, bytes);
-            continue;
-        }
-        int64_t target = target_at(args, row);
-        float log_sum = j->kernels->log_sum((ms_dtype)args->dtype, logits, args->classes);
-        args->loss[row] = log_sum - logit_at(args, logits, target);
-        if (out != NULL) write_slopes(j, logits, target, log_sum, *args->share, out);
-    }
-}
-
 static ms_task_result in_place_run(ms_run *run, void *arguments)
 {
     const ms_cross_entropy_args *args = arguments;
     job j = { .args = args,
               .kernels = ms_softmax_kernels_for(ms_run_isa(run)),
               .convert = ms_convert_kernels_for(ms_run_isa(run)),
+              .losses = args->loss,
               .tiles = tiles_for(args->rows, args->classes),
               .bad_row = INT64_MAX };
-    ms_run_tiles(run, j.tiles, in_place_tile, &j);
+    ms_run_tiles(run, j.tiles, forward_tile, &j);
     return MS_TASK_DONE;
 }
 

@@ -5,10 +5,10 @@
 ---@field ignore_index? integer        rows with this target do not count; -100 unless given
 ---@field reduction? "mean"|"sum"|"none"   over the rows that count; "mean" unless given
 
----@class ms.LinearCrossEntropyOptions
+---@class ms.LossOptions
 ---@field ignore_index? integer        rows with this target do not count; -100 unless given
 ---@field reduction? "mean"|"sum"      over the rows that count; "mean" unless given
---- Rows whose logits exist at a time. Unless given: a power of two, whose logits take 1 GiB or less.
+--- Rows whose logits exist at a time. Unless given: a power of two whose logits take at most 1 GiB.
 ---@field chunk? integer
 
 --- Options of windows that slide over planes. A pair of numbers is for rows and columns, one number
@@ -585,17 +585,17 @@
 --- ms.zeros({ 2, 4 }):cross_entropy(ms.tensor { 0, 3 }) --> 1.386
 --- ```
 ---@field cross_entropy fun(self, target: ms.Index, options?: ms.CrossEntropyOptions): ms.Tensor
---- `self:linear(weight):cross_entropy(target, options)`, of x [..., in], weight [classes, in] and
---- target [...]. The logits exist for a chunk of rows at a time, and forward makes the gradients
---- while they do: backward only multiplies these. So a write of x or weight before backward changes
---- no gradient. With one chunk, in f32 and bf16, the bits are those of the two methods if the
---- gradient of the loss is a power of two; with more chunks the gradient of weight is added up in
---- another order. f16 keeps gradients apart from their factor, so that small ones are not lost.
+--- `self:linear(w):cross_entropy(y, o)`, of self [..., in], w [classes, in] and targets y [...].
+--- The logits exist for a chunk of rows at a time, and forward computes the gradients meanwhile:
+--- backward only multiplies these. So a write of self or w before backward changes no gradient.
+--- With one chunk, in f32 and bf16, the bits are those of the two methods if the gradient of the
+--- loss is a power of two; with more chunks the gradient of w is added up in another order. f16
+--- keeps gradients apart from their factor, so that small ones are not lost.
 --- ```lua
 --- local x, weight = ms.zeros { 2, 3 }, ms.ones { 4, 3 }
 --- x:linear_cross_entropy(weight, ms.tensor { 0, 3 }) --> 1.386
 --- ```
----@field linear_cross_entropy fun(self, weight: ms.Tensor, target: ms.Index, options?: ms.LinearCrossEntropyOptions): ms.Tensor
+---@field linear_cross_entropy fun(self, w: ms.Tensor, y: ms.Index, o?: ms.LossOptions): ms.Tensor
 --- ```lua
 --- ms.zeros({ 2 }):mse_loss(ms.full(3, { 2 })) --> 9.0
 --- ```

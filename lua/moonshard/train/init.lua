@@ -32,7 +32,8 @@ local LOSS_WEIGHT <const> = "weight of the loss"          -- among the sums of a
 ---@class ms.Training                  what the parts of the loop share
 ---@field o ms.TrainOptions
 
--- Loss and outputs of one pass. Where nobody reads the outputs, a language model makes none.
+-- Loss and outputs of one pass. If wants_outputs is false, outputs may be nil: the loss of a
+-- language model is then computed without its logits.
 local function default_loss(model, x, y, positions, wants_outputs)
   if not wants_outputs and LanguageModel._takes_targets(model) then
     return model(x, positions, y)
