@@ -16,6 +16,8 @@
  * a pass of its own elsewhere (ms_gemm_extra):
  * - The activation's result, in the forward. The width must be a multiple of MS_GELU_COLUMNS. It is
  *   done with and without a gradient, so that both give the same bits.
+ * - h of the layer before, with dx, where both layers are one operator (mlp.c). Two operators hand
+ *   dx from one to the other, since scripts may have hooks there.
  * - dbias, with dw, where both have one dtype. The incoming gradient must go into the product as it
  *   arrived, without an activation. The library adds in f32; our kernel adds 64 rows in f32, and
  *   these sums in f64.
@@ -24,11 +26,8 @@
  * (ms_engine_is_for_gpu) alone. Where the library cannot make it, the same task launches our kernel
  * after the product (ops/cuda/matmul.c).
  *
- * The library computes gelu of the sums in f32; our kernel computes it of the rounded sums. The
- * library's tanh has errors of some 1e-4, so f32 stays with our kernel. The gradient of gelu is not
- * made by a product: that product would be the one that makes dx of the next layer, which is
- * another operator. Backward hands tensors from one operator to the next, since scripts may have
- * hooks there. */
+ * The library computes gelu and its slope of the sums in f32; our kernel computes them of the
+ * rounded sums. The library's tanh has errors of some 1e-4, so f32 stays with our kernel. */
 #include "ops/linear.h"
 
 #include <string.h>
@@ -158,12 +157,17 @@ static bool products_make_more(const ms_engine *engine, ms_dtype dtype)
     return ms_engine_is_for_gpu(engine) && ms_dtype_bytes(dtype) == 2;
 }
 
+bool ms_products_make_gelu(const ms_engine *engine, const ms_tensor *before)
+{
+    return products_make_more(engine, before->dtype)
+           && before->shape[before->dims - 1] % MS_GELU_COLUMNS == 0;
+}
+
 /* Whether the product makes the activation's result as well. The same with and without a gradient,
  * so that both give the same bits. */
 static bool product_activates(const ms_op_call *call, const ms_tensor *before)
 {
-    return is_activated(&call->attributes) && products_make_more(call->engine, before->dtype)
-           && before->shape[before->dims - 1] % MS_GELU_COLUMNS == 0;
+    return is_activated(&call->attributes) && ms_products_make_gelu(call->engine, before);
 }
 
 /* The product of rows and matrix goes to `before`, unless the product activates: then it makes y,
@@ -271,47 +275,69 @@ static ms_status weight_gradient(const ms_op_gradient *gradient, ms_tensor *rows
     return MS_OK;
 }
 
-/* dx = h w in the dtype of x, as a new tensor of x's shape. For linear the two exchanges cancel:
- * the product reads the weight as it is stored. */
-static ms_status input_gradient(const ms_op_gradient *gradient, ms_tensor *saved, ms_tensor *g)
-{
-    ms_tensor *weight = NULL, *matrix = NULL, *back = NULL, *made = NULL, *flat = NULL;
-    ms_status status = MS_OK;
-    if (is_coded(saved, &gradient->attributes))
-        status = weight_operand(gradient->engine, saved, &gradient->attributes,
-                                gradient->saved[0]->dtype, &weight);
-    else weight = ms_tensor_retain(saved);
-    if (!status) status = weight_matrix(gradient->op, weight, &matrix);
-    if (!status) status = ms_matrix_swapped(matrix, &back);
-    if (!status)
-        status = ms_tensor_new(gradient->engine, gradient->inputs[0].dtype,
-                               gradient->inputs[0].dims, gradient->inputs[0].shape, &made);
-    if (!status) status = ms_matrix_flattened(gradient->engine, made, &flat);
-    if (!status) status = ms_matmul_into(gradient->engine, g, back, NULL, flat);
-    ms_tensor_release(weight);
-    ms_tensor_release(matrix);
-    ms_tensor_release(back);
-    ms_tensor_release(flat);
-    if (status) ms_tensor_release(made);
-    else gradient->results[0] = made;
-    return status;
-}
-
 /* The incoming gradient as [rows, out] with an inner stride of 1, which the kernel needs. An
  * expanded gradient (that of a sum) is copied. x may have any number of leading dimensions; the
  * kernel sees rows. */
-static ms_status gradient_rows(const ms_op_gradient *gradient, ms_tensor **out)
+static ms_status gradient_rows(ms_engine *engine, ms_tensor *g, ms_tensor **out)
 {
     ms_tensor *flat = NULL;
-    ms_status status = ms_matrix_flattened(gradient->engine, gradient->gradients[0], &flat);
+    ms_status status = ms_matrix_flattened(engine, g, &flat);
     if (status) return status;
     /* A width of 1 has a stride that does not count. */
     if (flat->strides[1] == 1 || flat->shape[1] <= 1) {
         *out = flat;
         return MS_OK;
     }
-    status = ms_op_as_contiguous(gradient->engine, flat, out);
+    status = ms_op_as_contiguous(engine, flat, out);
     ms_tensor_release(flat);
+    return status;
+}
+
+/* dx = g w as a new tensor of this dtype and shape; g is [rows, out]. If `before` is not NULL, the
+ * product multiplies by gelu'(before). For linear the two exchanges cancel: the product reads the
+ * weight as it is stored. */
+static ms_status multiply_back(ms_engine *engine, const ms_op *op, ms_tensor *weight, ms_tensor *g,
+                               ms_tensor *before, const ms_tensor_info *x, ms_tensor **out)
+{
+    ms_tensor *matrix = NULL, *back = NULL, *made = NULL, *flat = NULL;
+    ms_status status = weight_matrix(op, weight, &matrix);
+    if (!status) status = ms_matrix_swapped(matrix, &back);
+    if (!status) status = ms_tensor_new(engine, x->dtype, x->dims, x->shape, &made);
+    if (!status) status = ms_matrix_flattened(engine, made, &flat);
+    if (!status)
+        status = ms_matmul_extra_into(engine, g, back, NULL,
+                                      before ? MS_GEMM_GELU_GRADIENT : MS_GEMM_PLAIN, before, flat);
+    ms_tensor_release(matrix);
+    ms_tensor_release(back);
+    ms_tensor_release(flat);
+    if (status) ms_tensor_release(made);
+    else *out = made;
+    return status;
+}
+
+ms_status ms_linear_back(ms_engine *engine, const ms_op *op, ms_tensor *weight, ms_tensor *g,
+                         ms_tensor *before, const ms_tensor_info *x, ms_tensor **out)
+{
+    ms_tensor *rows = NULL;
+    ms_status status = gradient_rows(engine, g, &rows);
+    if (!status) status = multiply_back(engine, op, weight, rows, before, x, out);
+    ms_tensor_release(rows);
+    return status;
+}
+
+/* dx = h w; g is h. */
+static ms_status input_gradient(const ms_op_gradient *gradient, ms_tensor *saved, ms_tensor *g)
+{
+    ms_tensor *weight = NULL;
+    ms_status status = MS_OK;
+    if (is_coded(saved, &gradient->attributes))
+        status = weight_operand(gradient->engine, saved, &gradient->attributes,
+                                gradient->saved[0]->dtype, &weight);
+    else weight = ms_tensor_retain(saved);
+    if (!status)
+        status = multiply_back(gradient->engine, gradient->op, weight, g, NULL,
+                               &gradient->inputs[0], &gradient->results[0]);
+    ms_tensor_release(weight);
     return status;
 }
 
@@ -389,7 +415,7 @@ static ms_status linear_backward(ms_op_gradient *gradient)
     ms_tensor *x = gradient->saved[0], *w = gradient->saved[1], *arrived = NULL, *g = NULL,
               *rows = NULL;
     bool sums = false;
-    ms_status status = gradient_rows(gradient, &arrived);
+    ms_status status = gradient_rows(engine, gradient->gradients[0], &arrived);
     if (!status) sums = product_sums(gradient, arrived);
     if (!status) status = pass(gradient, arrived, sums, &g);
     if (!status) status = ms_matrix_flattened(engine, x, &rows);

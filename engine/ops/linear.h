@@ -1,9 +1,10 @@
-/* linear.h: what surrounds the product of a linear layer: arguments of the kernels, and gelu for
- * mlp.c. */
+/* linear.h: what surrounds the product of a linear layer: arguments of the kernels, and what mlp.c
+ * has in common with linear.c. */
 #ifndef MOONSHARD_OPS_LINEAR_H
 #define MOONSHARD_OPS_LINEAR_H
 
 #include "ops/backend.h"
+#include "tensor/op.h"
 
 /* y = gelu(before), both contiguous and of one dtype; y may be before. */
 typedef struct ms_activation_args {
@@ -27,5 +28,15 @@ typedef struct ms_linear_gradient_args {
 
 /* gelu(before), contiguous, as a new tensor; before is contiguous. Caller releases. */
 ms_status ms_gelu_new(ms_engine *engine, ms_tensor *before, ms_tensor **out);
+
+/* Whether a product makes gelu(before), and one that makes the gradient of gelu's result goes on to
+ * that of `before`: the dtype and width fit, and the device is for a GPU. */
+bool ms_products_make_gelu(const ms_engine *engine, const ms_tensor *before);
+/* The gradient of a linear layer's x, which has this dtype and shape, as a new tensor: g w, times
+ * gelu'(before) if `before` is not NULL (x = gelu(before), and ms_products_make_gelu). op: linear
+ * or linear_t; weight: as it was multiplied; g: the gradient of the result, in any strides. Caller
+ * releases. */
+ms_status ms_linear_back(ms_engine *engine, const ms_op *op, ms_tensor *weight, ms_tensor *g,
+                         ms_tensor *before, const ms_tensor_info *x, ms_tensor **out);
 
 #endif

@@ -139,12 +139,14 @@ static ms_status enqueue(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tenso
         ms_status status = ms_engine_backend(engine)->plan_matmul(engine, &args);
         if (status) return status;
     }
-    ms_tensor *reads[] = { a, b, bias, adds ? out : NULL }, *writes[] = { out, beside };
+    bool is_read = extra == MS_GEMM_GELU_GRADIENT;
+    ms_tensor *reads[] = { a, b, bias, adds ? out : NULL, is_read ? beside : NULL },
+              *writes[] = { out, is_read ? NULL : beside };
     ms_task_cost cost = { .flops = flops,
                           .bytes = ms_tensor_bytes(a) + ms_tensor_bytes(b) + ms_tensor_bytes(out)
                                    + (beside ? ms_tensor_bytes(beside) : 0)
                                    + (adds ? ms_tensor_bytes(out) : 0) };
-    return ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_matmul), &args, reads, 4,
+    return ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_matmul), &args, reads, 5,
                              writes, 2, cost);
 }
 

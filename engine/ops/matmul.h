@@ -7,15 +7,17 @@
 /* Leading dimensions of the largest tensor; collapsing leaves fewer in most calls. */
 #define MS_MATMUL_BATCH_DIMS (MS_DIMS_MAX - 2)
 
-/* What a product makes in the same task beside c, on a GPU (ms_engine_is_for_gpu). A GELU: c =
+/* What a product makes in the same task, on a GPU (ms_engine_is_for_gpu). A GELU: c =
  * gelu(before), in the tanh form, and beside[m, n] = before: what c is without it, bias included,
  * in c's dtype. A SUM: beside = the sums over k of a's rows (beside[m]) or of b's columns
- * (beside[n]), in c's dtype; without a bias. */
+ * (beside[n]), in c's dtype; without a bias. A GELU_GRADIENT: c = (a b) * gelu'(beside), where
+ * beside[m, n] is read and has c's dtype; without a bias. */
 typedef enum ms_gemm_extra {
     MS_GEMM_PLAIN,
     MS_GEMM_GELU,
     MS_GEMM_SUM_A,
-    MS_GEMM_SUM_B
+    MS_GEMM_SUM_B,
+    MS_GEMM_GELU_GRADIENT
 } ms_gemm_extra;
 
 /* c[m, n] = a[m, k] b[k, n], plus what c holds if accumulate, plus bias[n] in f32 if bias. A
@@ -56,9 +58,9 @@ typedef struct ms_matmul_args {
 ms_status ms_matmul_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *bias,
                          ms_tensor *out);
 
-/* The same for matrices, with `beside` (contiguous): see ms_gemm_extra. For a GELU, n is a multiple
- * of MS_GELU_COLUMNS and out is contiguous. For a SUM, k is not 0, and the elements of the operand
- * that is summed follow each other in memory for each k. */
+/* The same for matrices, with `beside` (contiguous): see ms_gemm_extra. For a GELU and its
+ * gradient, n is a multiple of MS_GELU_COLUMNS and out is contiguous. For a SUM, k is not 0, and
+ * the elements of the operand that is summed follow each other in memory for each k. */
 #define MS_GELU_COLUMNS 8
 ms_status ms_matmul_extra_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *bias,
                                ms_gemm_extra extra, ms_tensor *beside, ms_tensor *out);

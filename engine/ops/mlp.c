@@ -5,8 +5,9 @@
  * result, which backward makes again. This is the largest tensor of a transformer's block, four
  * times as wide as its stream.
  *
- * On a GPU, in 16 bits, the first product makes gelu of its sums (linear.c), and backward makes it
- * of the rounded sums. The gradient of w2 differs by that rounding. */
+ * On a GPU, in 16 bits, products make gelu and its gradient of their sums in f32 (linear.c), and
+ * backward makes gelu of the rounded sums. Two calls of linear round the gradient before it goes
+ * through gelu. So gradients differ by one rounding. */
 #include "moonshard/ops.h"
 #include "ops/linear.h"
 #include "tensor/op.h"
@@ -67,12 +68,13 @@ static void take_input(const ms_op_gradient *gradient, uint32_t index, ms_tensor
     *home = gradient->homes ? gradient->homes[index] : NULL;
 }
 
-/* Backward of one layer: its input's gradient becomes *dx, owned. */
-static ms_status go_back(ms_op_gradient *gradient, ms_tensor *g, const ms_tensor_info *y,
-                         const ms_tensor_info *x, bool needs_x, ms_tensor *const *saved,
-                         bool activated, ms_tensor **dx)
+/* Backward of one layer, whose parameters begin with `weight`. If needs_x, its input's gradient
+ * becomes results[X], owned. activated: g is the gradient of gelu's result. */
+static ms_status go_back(ms_op_gradient *gradient, uint32_t weight, ms_tensor *g,
+                         const ms_tensor_info *y, const ms_tensor_info *x, bool needs_x,
+                         ms_tensor *const *saved, bool activated)
 {
-    uint32_t weight = activated ? FIRST : SECOND, bias = activated ? FIRST_BIAS : SECOND_BIAS;
+    uint32_t bias = weight + 1;
     ms_tensor_info inputs[3] = { *x };
     bool needs[3] = { needs_x };
     ms_tensor *results[3] = { NULL }, *homes[3] = { NULL };
@@ -96,30 +98,41 @@ static ms_status go_back(ms_op_gradient *gradient, ms_tensor *g, const ms_tensor
     /* Also after an error: the caller releases what there is. */
     gradient->results[weight] = results[1];
     if (results[2]) gradient->results[bias] = results[2];
-    *dx = results[0];
+    if (needs_x) gradient->results[X] = results[0];
+    return status;
+}
+
+/* gelu's result is made for the second weight's gradient only, and is released before its own
+ * gradient is made, which is as large. */
+static ms_status second_back(ms_op_gradient *gradient, const ms_tensor_info *between)
+{
+    ms_tensor *before = gradient->saved[2], *hidden = NULL;
+    ms_status status = MS_OK;
+    if (gradient->needs[SECOND]) status = ms_gelu_new(gradient->engine, before, &hidden);
+    ms_tensor *saved[] = { hidden ? hidden : before, gradient->saved[3] };
+    if (!status)
+        status = go_back(gradient, SECOND, gradient->gradients[0], &gradient->outputs[0], between,
+                         false, saved, false);
+    ms_tensor_release(hidden);
     return status;
 }
 
 static ms_status mlp_backward(ms_op_gradient *gradient)
 {
-    ms_tensor *const *saved = gradient->saved;
-    ms_tensor *before = saved[2], *hidden = NULL, *dhidden = NULL;
+    ms_tensor *before = gradient->saved[2], *g = NULL;
     ms_tensor_info between = { .dtype = before->dtype, .dims = before->dims };
     for (uint32_t d = 0; d < before->dims; d++) between.shape[d] = before->shape[d];
     bool needs_first = gradient->needs[X] || gradient->needs[FIRST]
-                       || (gradient->input_count > FIRST_BIAS && gradient->needs[FIRST_BIAS]);
-    ms_status status = MS_OK;
-    /* Only the second weight's gradient reads the result of gelu. */
-    if (gradient->needs[SECOND]) status = ms_gelu_new(gradient->engine, before, &hidden);
-    ms_tensor *second[] = { hidden ? hidden : before, saved[3] };
+                       || (gradient->input_count > FIRST_BIAS && gradient->needs[FIRST_BIAS]),
+         goes_through = ms_products_make_gelu(gradient->engine, before);
+    ms_status status = second_back(gradient, &between);
+    if (!needs_first || status) return status;
+    status = ms_linear_back(gradient->engine, layer_of(gradient->op), gradient->saved[3],
+                            gradient->gradients[0], goes_through ? before : NULL, &between, &g);
     if (!status)
-        status = go_back(gradient, gradient->gradients[0], &gradient->outputs[0], &between,
-                         needs_first, second, false, &dhidden);
-    ms_tensor_release(hidden);
-    if (!status && needs_first)
-        status = go_back(gradient, dhidden, &between, &gradient->inputs[X], gradient->needs[X],
-                         saved, true, &gradient->results[X]);
-    ms_tensor_release(dhidden);
+        status = go_back(gradient, FIRST, g, &between, &gradient->inputs[X], gradient->needs[X],
+                         gradient->saved, !goes_through);
+    ms_tensor_release(g);
     return status;
 }
 

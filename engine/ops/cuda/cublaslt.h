@@ -29,12 +29,14 @@ enum {
     MS_LT_MULTIPROCESSORS = 15
 };
 /* GELU: the result's tanh form of gelu, and what goes into it, bias included, at BESIDE_POINTER.
- * SUM: the sums over k of operand A or B, which go to BIAS_POINTER; A may not be transposed for it,
- * B has to be. */
+ * GELU_GRADIENT: the result times the slope of gelu at what BESIDE_POINTER has. SUM: the sums over
+ * k of operand A or B, which go to BIAS_POINTER; A may not be transposed for it, B has to be. */
 enum {
     MS_LT_EPILOGUE_NONE = 1,
     MS_LT_EPILOGUE_BIAS = 4,
-    MS_LT_EPILOGUE_GELU = 32 | 128,
+    MS_LT_BESIDE = 128, /* of epilogues with a BESIDE_POINTER */
+    MS_LT_EPILOGUE_GELU = 32 | MS_LT_BESIDE,
+    MS_LT_EPILOGUE_GELU_GRADIENT = 64 | MS_LT_BESIDE,
     MS_LT_EPILOGUE_SUM_A = 256,
     MS_LT_EPILOGUE_SUM_B = 512
 };

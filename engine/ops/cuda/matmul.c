@@ -92,8 +92,8 @@ static ms_lt_result multiply(ms_cuda_work *work, const ms_matmul_args *args, con
                                  workspace, way->workspace_bytes, ms_cuda_work_stream(work));
 }
 
-/* What the library does not make beside the product: kernels make it from the product or from an
- * operand. */
+/* What the library does not make with the product: kernels make it from the product or from an
+ * operand, or of the product in place. */
 static void make_extra(ms_cuda_work *work, const ms_matmul_args *args)
 {
     ms_gemm_shape s = ms_cuda_whole_product(args);
@@ -104,6 +104,13 @@ static void make_extra(ms_cuda_work *work, const ms_matmul_args *args)
     /* A matrix [k, width]: a is read as its transpose, and one that is not stored so is a column or
      * a row. */
     int64_t row = of_a ? (s.a_transposed ? s.a_row : 1) : (s.b_transposed ? 1 : s.b_row);
+    ms_linear_gradient_args through = { .g = args->c,
+                                        .before = args->beside,
+                                        .out = args->c,
+                                        .rows = s.m,
+                                        .width = s.n,
+                                        .g_row = s.c_row,
+                                        .dtype = s.out };
     ms_linear_gradient_args sums = { .g = of_a ? args->a : args->b,
                                      .bias = args->beside,
                                      .rows = s.k,
@@ -112,6 +119,7 @@ static void make_extra(ms_cuda_work *work, const ms_matmul_args *args)
                                      .dtype = s.in,
                                      .bias_dtype = s.out };
     if (s.extra == MS_GEMM_GELU) ms_cuda_run_activation(work, &gelu);
+    else if (s.extra == MS_GEMM_GELU_GRADIENT) ms_cuda_run_linear_gradient(work, &through);
     else ms_cuda_run_linear_gradient(work, &sums);
 }
 

@@ -7,9 +7,9 @@
  * This is a part of the key, so a choice for one of the two is not taken for the other.
  *
  * The library is asked to add the bias and to make the extra of a linear layer (ms_gemm_extra,
- * whose conditions are in ops/linear.c). NVIDIA's names of the extras are GELU_AUX, BGRADA and
- * BGRADB. Where the library has no candidate for all of this, it is asked for less, and kernels do
- * the rest (matmul.c). The library wants `beside` aligned to 16 bytes; otherwise it is not asked
+ * whose conditions are in ops/linear.c). NVIDIA's names of the extras are GELU_AUX, BGRADA, BGRADB
+ * and DGELU. Where the library has no candidate for all of this, it is asked for less, and kernels
+ * do the rest (matmul.c). The library wants `beside` aligned to 16 bytes; otherwise it is not asked
  * for the extra.
  *
  * Collectives of other streams keep multiprocessors from a product (ms_stream_taken). A product
@@ -116,9 +116,11 @@ ms_lt_result ms_product_aim(const ms_products *products, const ms_product_plan *
                             const void *bias, const void *beside)
 {
     const ms_cublaslt *lt = &products->lt;
-    bool has_gelu = plan->makes_extra && plan->key.shape.extra == MS_GEMM_GELU;
+    uint8_t extra = plan->makes_extra ? plan->key.shape.extra : MS_GEMM_PLAIN;
+    bool sums = extra == MS_GEMM_SUM_A || extra == MS_GEMM_SUM_B,
+         has_gelu = extra == MS_GEMM_GELU || extra == MS_GEMM_GELU_GRADIENT;
     ms_lt_result result = 0;
-    if (plan->adds_bias || (plan->makes_extra && !has_gelu))
+    if (plan->adds_bias || sums)
         result = lt->operation_set(plan->operation, MS_LT_BIAS_POINTER, &bias, sizeof bias);
     if (!result && has_gelu)
         result = lt->operation_set(plan->operation, MS_LT_BESIDE_POINTER, &beside, sizeof beside);
@@ -182,6 +184,7 @@ static uint32_t epilogue_of(const ms_product_plan *plan)
     uint32_t bias = plan->adds_bias ? MS_LT_EPILOGUE_BIAS : 0;
     uint8_t extra = plan->makes_extra ? plan->key.shape.extra : MS_GEMM_PLAIN;
     if (extra == MS_GEMM_GELU) return MS_LT_EPILOGUE_GELU | bias;
+    if (extra == MS_GEMM_GELU_GRADIENT) return MS_LT_EPILOGUE_GELU_GRADIENT;
     if (extra == MS_GEMM_SUM_A) return MS_LT_EPILOGUE_SUM_B;
     if (extra == MS_GEMM_SUM_B) return MS_LT_EPILOGUE_SUM_A;
     return bias ? bias : MS_LT_EPILOGUE_NONE;
@@ -194,7 +197,7 @@ static ms_lt_result set_epilogue(const ms_products *products, ms_product_plan *p
     int64_t column = plan->key.shape.n;
     ms_lt_result result =
         lt->operation_set(plan->operation, MS_LT_EPILOGUE, &epilogue, sizeof epilogue);
-    if (!result && (epilogue & MS_LT_EPILOGUE_GELU))
+    if (!result && (epilogue & MS_LT_BESIDE))
         result = lt->operation_set(plan->operation, MS_LT_BESIDE_COLUMN, &column, sizeof column);
     return result;
 }

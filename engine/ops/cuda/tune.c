@@ -49,7 +49,7 @@ bool ms_products_place(const ms_os *os, uint32_t gpu, char *text, size_t bytes)
 
 static void write_key(const ms_product_key *key, char text[MS_PRODUCT_KEY_BYTES])
 {
-    static const char *const extras[] = { "", " gelu", " sum of a", " sum of b" };
+    static const char *const extras[] = { "", " gelu", " sum of a", " sum of b", " gelu gradient" };
     const ms_gemm_shape *s = &key->shape;
     char limit[40] = "";
     if (key->multiprocessors)
@@ -208,7 +208,7 @@ static size_t lay_out(timing *t, char *base)
            b = bytes_of(key, s->b_transposed ? s->n : s->k, s->b_transposed ? s->k : s->n, s->b_row,
                         key->b_batch, s->in),
            c = bytes_of(key, s->m, s->n, s->c_row, key->c_batch, s->out),
-           beside = s->extra == MS_GEMM_GELU ? c : 0,
+           beside = s->extra == MS_GEMM_GELU || s->extra == MS_GEMM_GELU_GRADIENT ? c : 0,
            bias = ((size_t)(s->m > s->n ? s->m : s->n) * sizeof(float) + 255) / 256 * 256;
     if (base) {
         t->a = base;

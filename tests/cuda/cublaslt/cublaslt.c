@@ -27,9 +27,9 @@
 
 enum { SUCCESS = 0, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
 enum { F32 = 0, F16 = 2, BF16 = 14 };
-/* Bits of epilogues: GELU comes with BESIDE alone here, what goes into it. SUM_A and SUM_B are
- * alone. */
-enum { BIAS = 4, GELU = 32, BESIDE = 128, SUM_A = 256, SUM_B = 512 };
+/* Bits of epilogues: GELU and GELU_GRADIENT come with BESIDE here, what goes into gelu. The
+ * gradient, SUM_A and SUM_B come without a bias. */
+enum { BIAS = 4, GELU = 32, GELU_GRADIENT = 64, BESIDE = 128, SUM_A = 256, SUM_B = 512 };
 
 /* How products are computed. */
 enum { IN_F32 = 68, IN_TF32 = 77 };
@@ -199,7 +199,7 @@ static bool is_sum(uint32_t epilogue) { return epilogue == SUM_A || epilogue == 
 static int answer_to(const operation *of, const layout *d)
 {
     uint32_t e = of->epilogue;
-    bool has_gelu = (e & ~(uint32_t)BIAS) == (GELU | BESIDE);
+    bool has_gelu = (e & ~(uint32_t)BIAS) == (GELU | BESIDE) || e == (GELU_GRADIENT | BESIDE);
     if (e != 1 && e != BIAS && !has_gelu && !is_sum(e)) return NOT_SUPPORTED;
     if (has_gelu && (of->beside_column < (int64_t)d->rows || of->beside_column % 8))
         return INVALID_VALUE;
@@ -325,6 +325,14 @@ static float gelu(float x)
     return (float)(wide / (1 + exp(-1.5957691216057308 * (wide + 0.044715 * wide * wide * wide))));
 }
 
+/* The slope of the tanh form of gelu, by its definition. */
+static float gelu_slope(float x)
+{
+    double wide = (double)x, root = 0.79788456080286536,
+           t = tanh(root * (wide + 0.044715 * wide * wide * wide));
+    return (float)((1 + t) / 2 + wide / 2 * (1 - t * t) * root * (1 + 3 * 0.044715 * wide * wide));
+}
+
 /* The sums over k of an operand. */
 static void compute_sums(const product *p)
 {
@@ -413,6 +421,8 @@ static void compute_column(const product *p, int64_t batch, int64_t column, cons
             store((void *)(uintptr_t)p->of.beside, column * p->of.beside_column + i, d->type, x);
             x = gelu(x);
         }
+        if (p->of.epilogue & GELU_GRADIENT)
+            x *= gelu_slope(load(p->of.beside, column * p->of.beside_column + i, d->type));
         store(p->to, at, d->type, x);
     }
 }
@@ -460,7 +470,7 @@ static void touch_epilogue(const product *p)
     size_t size = p->d.type == F32 ? 4 : 2;
     const layout beside = { p->d.type, p->d.rows, p->d.columns, p->of.beside_column, 1, 0 };
     if (e & BIAS) touch(p->of.bias, p->d.rows * size, false);
-    if (e & GELU) touch_matrix(p->of.beside, &beside, true);
+    if (e & BESIDE) touch_matrix(p->of.beside, &beside, !(e & GELU_GRADIENT));
     if (is_sum(e)) touch(p->of.bias, (e == SUM_A ? p->d.rows : p->d.columns) * size, true);
 }
 
@@ -509,7 +519,7 @@ API int cublasLtMatmul(void *handle, const operation *of, const float *alpha, co
     if (of->epilogue & BIAS || is_sum(of->epilogue))
         check_aligned(of->bias, 16, "the bias is not aligned");
     if (((of->epilogue & BIAS || is_sum(of->epilogue)) && (uintptr_t)of->bias <= 16)
-        || (of->epilogue & GELU && (uintptr_t)of->beside <= 16))
+        || (of->epilogue & BESIDE && (uintptr_t)of->beside <= 16))
         wrong("the epilogue has no memory");
     product *p = make(sizeof *p);
     int answer = 0;

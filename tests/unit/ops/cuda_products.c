@@ -2,6 +2,7 @@
  * NVIDIA's driver and cuBLASLt. */
 #include "cuda_support.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "exec/stream.h"
@@ -522,11 +523,104 @@ static void test_sums(void **state)
     assert_int_equal(warnings, 0);
 }
 
+/* Two layers with gelu between them: the gradient of what goes into gelu, [ROWS, HIDDEN], whose
+ * column sums are the first bias's gradient, and the gradients of x and of the first weight. */
+enum { HIDDEN = 16 };
+typedef struct two_layers {
+    uint16_t x[ROWS * IN], first[HIDDEN * IN], bias[HIDDEN];
+} two_layers;
+
+static void run_two_layers(ms_engine *engine, const ms_op *op, two_layers *out)
+{
+    bool turned = op == &ms_op_mlp_t;
+    ms_tensor *y = NULL, *g = numbers(engine, 2, ROWS, WIDTH, 4), *results[5] = { NULL },
+              *in[5] = { numbers(engine, 2, ROWS, IN, 1),
+                         numbers(engine, 2, turned ? HIDDEN : WIDTH, turned ? WIDTH : HIDDEN, 2),
+                         numbers(engine, 1, WIDTH, 0, 3),
+                         numbers(engine, 2, turned ? IN : HIDDEN, turned ? HIDDEN : IN, 6),
+                         numbers(engine, 1, HIDDEN, 0, 7) };
+    const bool needs[5] = { true, true, true, true, true };
+    ms_tensor_info infos[5];
+    for (int i = 0; i < 5; i++) infos[i] = info_of(in[i]);
+    ms_op_call call = { .engine = engine,
+                        .op = op,
+                        .inputs = in,
+                        .input_count = 5,
+                        .outputs = &y,
+                        .output_count = 1,
+                        .record = true };
+    OK(ms_op_run(&call));
+    ms_tensor_info made = info_of(y);
+    ms_op_gradient gradient = { .engine = engine,
+                                .op = op,
+                                .saved = call.saved,
+                                .saved_count = call.saved_count,
+                                .inputs = infos,
+                                .input_count = 5,
+                                .outputs = &made,
+                                .gradients = &g,
+                                .output_count = 1,
+                                .results = results,
+                                .needs = needs,
+                                .last = true };
+    OK(op->backward(&gradient));
+    ms_op_drop_saved(&call);
+    OK(ms_tensor_read(results[0], out->x, sizeof out->x));
+    OK(ms_tensor_read(results[3], out->first, sizeof out->first));
+    OK(ms_tensor_read(results[4], out->bias, sizeof out->bias));
+    for (int i = 0; i < 5; i++) {
+        ms_tensor_release(in[i]);
+        ms_tensor_release(results[i]);
+    }
+    ms_tensor_release(g);
+    ms_tensor_release(y);
+    OK(ms_engine_sync(engine));
+}
+
+/* Gradients of the two ways are sums of up to 16 products, of which one way rounds a factor to
+ * bf16 once more. */
+static void assert_close(const uint16_t *a, const uint16_t *b, size_t count)
+{
+    float most = 0;
+    for (size_t i = 0; i < count; i++) most = fmaxf(most, fabsf(ms_float_from_bf16(a[i])));
+    assert_true(most > 0);
+    for (size_t i = 0; i < count; i++) {
+        float away = fabsf(ms_float_from_bf16(a[i]) - ms_float_from_bf16(b[i]));
+        assert_true(away <= most / 64);
+    }
+}
+
+/* The gradient goes through gelu in the product that makes it, or in the kernel after it; in the
+ * first case no kernel passes over it, since products sum the gradients of both biases. */
+static void test_gelu_gradient(void **state)
+{
+    (void)state;
+    int warnings = 0;
+    for (int turned = 0; turned < 2; turned++) {
+        two_layers found[2];
+        for (int lacks = 0; lacks < 2; lacks++) {
+            ms_engine *engine = engine_that_counts(&warnings, lacks);
+            run_two_layers(engine, turned ? &ms_op_mlp_t : &ms_op_mlp, &found[lacks]);
+            /* Backward makes gelu again for the second weight's gradient. */
+            assert_int_equal(gelus.runs, lacks ? 2 : 1);
+            assert_int_equal(sums.runs, lacks ? 3 : 0);
+            assert_int_equal(plan_with(engine, MS_GEMM_GELU_GRADIENT)->makes_extra, !lacks);
+            ms_engine_free(engine);
+        }
+        assert_close(found[0].x, found[1].x, ROWS * IN);
+        assert_close(found[0].first, found[1].first, HIDDEN * IN);
+        assert_close(found[0].bias, found[1].bias, HIDDEN);
+    }
+    unsetenv("MOONSHARD_STAND_IN_CUBLASLT_NO_EXTRA");
+    assert_int_equal(warnings, 0);
+}
+
 /* Keys of choices say what is made beside; choices are made and followed as for any product. */
 static void test_choices_of_extras(void **state)
 {
     (void)state;
-    int warnings = 0, gelu = 0, of_a = 0, of_b = 0;
+    int warnings = 0, gelu = 0, of_a = 0, of_b = 0, through = 0;
+    two_layers both;
     ms_engine *engine = engine_that_counts(&warnings, false);
     layer layers[] = { { .op = &ms_op_linear, .gelu = true, .bias = true, .record = true },
                        { .op = &ms_op_linear, .bias = true, .record = true },
@@ -534,6 +628,7 @@ static void test_choices_of_extras(void **state)
     ms_product_choice choices[32];
     size_t count = 0;
     for (int i = 0; i < 3; i++) run_layer(engine, &layers[i]);
+    run_two_layers(engine, &ms_op_mlp, &both);
     for (ms_product_time found;; count++) {
         OK(ms_products_time(engine, &found));
         if (!*found.choice.key) break;
@@ -542,13 +637,15 @@ static void test_choices_of_extras(void **state)
         gelu += strstr(found.choice.key, "rows 24 24t 16 bias gelu, batches") != NULL;
         of_a += strstr(found.choice.key, " sum of a, batches") != NULL;
         of_b += strstr(found.choice.key, " sum of b, batches") != NULL;
+        through += strstr(found.choice.key, " gelu gradient, batches") != NULL;
         choices[count] = found.choice;
     }
     assert_int_equal(gelu, 1);
-    assert_int_equal(of_a, 1);
+    assert_int_equal(of_a, 2);
     assert_int_equal(of_b, 1);
+    assert_int_equal(through, 1);
     OK(ms_products_use(engine, choices, count, false));
-    for (ms_gemm_extra extra = MS_GEMM_GELU; extra <= MS_GEMM_SUM_B; extra++)
+    for (ms_gemm_extra extra = MS_GEMM_GELU; extra <= MS_GEMM_GELU_GRADIENT; extra++)
         assert_int_equal(plan_with(engine, extra)->way->algorithm.data[4], 3);
     gelus.runs = sums.runs = 0;
     for (int i = 1; i < 3; i++) run_layer(engine, &layers[i]);
@@ -657,6 +754,7 @@ int main(void)
         cmocka_unit_test(test_bias),
         cmocka_unit_test(test_gelu),
         cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_gelu_gradient),
         cmocka_unit_test(test_choices_of_extras),
         cmocka_unit_test(test_extras_repeat),
         cmocka_unit_test(test_limit),
