@@ -1,5 +1,5 @@
-/* norm.cu: the kernels of layer norm and RMS norm. A row is read from memory once and then from a
- * cache. */
+/* norm.cu: the kernels of layer norm and RMS norm. A row is read from memory once, and then from a
+ * cache; norm_gradient keeps it in registers. */
 #include "ops/cuda/norm.h"
 
 #include "ops/cuda/device.h"
@@ -202,6 +202,147 @@ MS_KERNEL_PAIRED(norm_backward, ms_cuda_norm_backward_call, MS_CUDA_ROW_THREADS)
         });
     });
 }
+
+/* ------------------------------------------- backward: all gradients at once */
+
+/* dx and the gradients of weight and bias, from one read of s and of the gradient. A row of threads
+ * has one row of s at a time, and each thread eight columns of it in registers. Block BLOCK_X has
+ * part BLOCK_X of the rows, THREADS_Y of them at a time. */
+/* Of eight columns. */
+struct terms {
+    float g[8], h[8]; /* as of get_terms; both are 0 after the row's end */
+};
+
+/* The eight columns of a thread: elements from i on, of which the row has `left`; others are 0. */
+struct columns {
+    int64_t i;
+    int32_t left;
+    bool aligned;
+};
+template <class Dtype>
+MS_DEVICE void get_columns(const void *from, const columns &c, Dtype dtype, float *out)
+{
+    if (c.aligned) ms_get(ms_size<8>(), from, c.i, dtype, out);
+    else MS_UNROLL for (int k = 0; k < 8; k++)
+        {
+            out[k] = 0;
+            if (k < c.left) ms_get(ms_size<1>(), from, c.i + k, dtype, out + k);
+        }
+}
+template <class Dtype>
+MS_DEVICE void put_columns(void *to, const columns &c, Dtype dtype, const float *x)
+{
+    if (c.aligned) ms_put(ms_size<8>(), to, c.i, dtype, x);
+    else MS_UNROLL for (int k = 0; k < 8; k++)
+        {
+            if (k < c.left) ms_put(ms_size<1>(), to, c.i + k, dtype, x + k);
+        }
+}
+
+/* g is not multiplied by the weight yet. */
+MS_DEVICE void get_row(const ms_norm_backward_args &n, int64_t at, const columns &c, terms *out)
+{
+    const row_numbers r = numbers_of(n, at);
+    with_dtypes(n.dtypes.s, n.dtypes.y, [&](auto s, auto y) {
+        get_columns(n.gradient, c, y, out->g);
+        get_columns(n.s, c, s, out->h);
+    });
+    MS_UNROLL for (int k = 0; k < 8; k++) out->h[k] =
+        k < c.left ? (out->h[k] - r.mean) * r.scale : 0.0f;
+}
+
+/* The row's two sums, which all of its threads get. `shared` has two places for each warp; it may
+ * be written again after the next barrier. */
+MS_DEVICE void join_row(float *g_sum, float *gh_sum, float *shared MS_CALLED)
+{
+    int warps = THREADS_X / MS_WARP;
+    *g_sum = ms_warp_join(*g_sum, ms_plus() MS_CALLER);
+    *gh_sum = ms_warp_join(*gh_sum, ms_plus() MS_CALLER);
+    float *row = shared + 2 * warps * THREAD_Y;
+    if (LANE == 0) {
+        row[2 * WARP] = *g_sum;
+        row[2 * WARP + 1] = *gh_sum;
+    }
+    ms_barrier_of_caller();
+    *g_sum = *gh_sum = 0;
+    for (int warp = 0; warp < warps; warp++) {
+        *g_sum += row[2 * warp];
+        *gh_sum += row[2 * warp + 1];
+    }
+}
+
+MS_DEVICE void put_dx(const ms_norm_backward_args &n, int64_t at, const columns &c, float g_mean,
+                      float gh_mean, const terms &row)
+{
+    const float scale = n.scale[at];
+    ms_with_dtype(n.dtypes.s, [&](auto s) {
+        float x[8] = { 0 };
+        if (n.sum_gradient != NULL) get_columns(n.sum_gradient, c, s, x);
+        MS_UNROLL for (int k = 0; k < 8; k++) x[k] +=
+            (row.g[k] - g_mean - row.h[k] * gh_mean) * scale;
+        if (n.dx != NULL) put_columns(n.dx, c, s, x);
+        if (n.narrow != NULL) put_columns(n.narrow, c, n.dtypes.narrow, x);
+    });
+}
+
+/* Adds what the rows of threads hold for these columns, in their order, in f64. */
+MS_DEVICE void put_sums(const ms_norm_backward_args &n, int64_t column, const float *sums,
+                        double *partial, double *shared)
+{
+    MS_UNROLL for (int k = 0; k < 8; k++)
+    {
+        ms_barrier();
+        shared[THREAD_Y * THREADS_X + THREAD_X] = (double)sums[k];
+        ms_barrier();
+        double total = 0;
+        for (int y = 0; y < THREADS_Y; y++) total += shared[y * THREADS_X + THREAD_X];
+        if (THREAD_Y == 0 && column + k < n.width) partial[column + k] = total;
+    }
+}
+
+MS_KERNEL_PAIRED(norm_gradient, ms_cuda_norm_gradient_call, MS_CUDA_ROW_THREADS)
+{
+    /* Sums of rows take turns in two halves, so that one barrier does for each. */
+    MS_SHARED(float, halves, 2 * MS_WARP);
+    MS_SHARED(double, shared, MS_CUDA_ROW_THREADS);
+    MS_SHARED(float, weights, 8 * MS_CUDA_ROW_THREADS);
+    const ms_norm_backward_args &n = args.n;
+    int64_t first = BLOCK_X * args.each, end = first + args.each;
+    if (end > n.rows) end = n.rows;
+    columns c = { 0, (int32_t)n.width - THREAD_X * 8, args.aligned };
+    float dweight[8] = { 0 }, dbias[8] = { 0 }, *w = weights + THREAD_X * 8;
+    for (int k = 0; k < 8 && THREAD_Y == 0; k++)
+        w[k] = n.weight != NULL && k < c.left
+                   ? ms_get_one(n.weight, THREAD_X * 8 + k, n.dtypes.weight)
+                   : 1.0f;
+    ms_barrier();
+    int turn = 0;
+    MS_ROLLED for (; first < end; first += THREADS_Y, turn ^= MS_WARP)
+    {
+        int64_t at = first + THREAD_Y;
+        bool is_mine = at < end && c.left > 0;
+        terms row = { { 0 }, { 0 } };
+        float g_sum = 0, gh_sum = 0;
+        c.i = at * n.width + THREAD_X * 8;
+        if (is_mine) get_row(n, at, c, &row);
+        MS_UNROLL for (int k = 0; k < 8; k++)
+        {
+            dweight[k] += row.g[k] * row.h[k];
+            dbias[k] += row.g[k];
+            row.g[k] *= w[k];
+            g_sum += row.g[k];
+            gh_sum += row.g[k] * row.h[k];
+        }
+        join_row(&g_sum, &gh_sum, halves + turn);
+        float g_mean = n.centered ? g_sum / (float)n.width : 0.0f;
+        if (is_mine) put_dx(n, at, c, g_mean, gh_sum / (float)n.width, row);
+    }
+    double *partial = args.partial + 2 * BLOCK_X * n.width;
+    put_sums(n, THREAD_X * 8, dweight, partial, shared);
+    put_sums(n, THREAD_X * 8, dbias, partial + n.width, shared);
+}
+
+/* -------------------------- backward: columns of wide rows, or without a dx */
 
 /* What a row adds to the gradients of weight and bias, in some columns. */
 template <class Size, class S, class Y>

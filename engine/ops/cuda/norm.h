@@ -16,8 +16,16 @@ typedef struct ms_cuda_norm_backward_call {
     bool aligned;
 } ms_cuda_norm_backward_call;
 
-/* partial: [parts][2][width], the sums for dweight, then those for dbias. aligned: a thread has
- * eight columns, and not one. */
+/* partial: [parts][2][width], the sums for dweight, then those for dbias; a part has `each` rows.
+ * aligned: as above. */
+typedef struct ms_cuda_norm_gradient_call {
+    ms_norm_backward_args n;
+    double *partial;
+    int64_t each;
+    bool aligned;
+} ms_cuda_norm_gradient_call;
+
+/* The same; aligned: a thread has eight columns, and not one. */
 typedef struct ms_cuda_norm_columns_call {
     ms_norm_backward_args n;
     double *partial;

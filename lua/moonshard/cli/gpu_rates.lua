@@ -24,8 +24,8 @@ local H200 <const> = {
     attention = { flops = 0.33 },
     ["attention gradient"] = { flops = 0.20 },
     norm = { bytes = 0.72 },
-    -- It reads most of its operands twice, and adds up the sums of parts.
-    ["norm gradient"] = { bytes = 0.48 },
+    -- Between loads and stores it waits for the sums of a row. It also adds up those of parts.
+    ["norm gradient"] = { bytes = 0.70 },
     gelu = { bytes = 0.75 },
     ["linear gradient"] = { bytes = 0.70 },
     cross_entropy = { bytes = 0.60 },
