@@ -295,10 +295,10 @@ describe("on a GPU", function()
     assert.equal(predicted.peak_bytes[1], math.tointeger(tonumber(out:match "peak (%d+)")))
     assert.matches("all\ttrue\n", out)
     local text = command.succeed(folder, ("check '%s' --device cuda %s"):format(recipe, options))
-    assert.same({ products = 32 << 20, attention = 256 << 20, attention_most = 2 << 30 },
+    assert.same({ products = 32 << 20, attention = 1 << 30, attention_most = 2 << 30 },
       predicted.scratch_bytes_of_stream)
     assert.matches("beside it on the GPU, for each stream that has such tasks: 32 MiB for \z
-      products, or for attention by cuDNN up to 256 MiB %(2048 where a head needs more%)\n  and \z
+      products, or for attention by cuDNN up to 1024 MiB %(2048 where a head needs more%)\n  and \z
       some for the driver's context, libraries: a run there tells how much in all", text)
     text = command.succeed(folder, ("check '%s' -n 2 --device cuda %s"):format(recipe, options))
     assert.matches("the driver's context, libraries, NCCL's buffers: a run there", text)

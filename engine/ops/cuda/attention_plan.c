@@ -7,10 +7,11 @@
  * is no cuDNN. Each task is counted by its way (ms_attention_counts), and traces name the way.
  *
  * Backward is a graph whose sums have a fixed order. It keeps the gradients of all scores in its
- * workspace, 16 bits each. So a call that needs more than 256 MiB is cut into parts, over batches
+ * workspace, 16 bits each. So a call that needs more than 1 GiB is cut into parts, over batches
  * and, where one batch is too large, over groups of heads; each part has the same shape, so one
- * plan serves all. A call whose smallest part needs more than 2
- * GiB goes to our own kernels.
+ * plan serves all. Small parts are slow: at the end of each, multiprocessors wait for the last
+ * tiles, up to a seventh of the time with six tiles for each (256 MiB). A call whose smallest part
+ * needs more than 2 GiB goes to our own kernels.
  *
  * With ms.attention("fast", f), and numbers of queries and keys that are multiples of 64, backward
  * is another graph. It keeps no scores, and adds in f32 in an order that may change from run to
@@ -29,7 +30,7 @@
 
 /* A part takes no more memory than the first number, if it can be cut; one that cannot be cut and
  * takes more than the second one is not given to cuDNN. */
-#define PART_BYTES ((size_t)256 << 20)
+#define PART_BYTES ((size_t)1 << 30)
 #define PART_BYTES_MOST ((size_t)2 << 30)
 /* The greatest width that cuDNN takes on every GPU of compute capability 9 in both directions. */
 enum { WIDTH_MOST = 256, ALIGNMENT = 16 };

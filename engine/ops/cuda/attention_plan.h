@@ -12,7 +12,7 @@
 bool ms_cuda_attention_forward_by_cudnn(ms_cuda_work *work, const ms_attention_args *args);
 bool ms_cuda_attention_backward_by_cudnn(ms_cuda_work *work, const ms_attention_args *args);
 
-/* A part of a call takes no more memory than this, if it can be cut (256 MiB). For tests. */
+/* A part of a call takes no more memory than this, if it can be cut (1 GiB). For tests. */
 ms_status ms_cuda_attention_set_part_bytes(ms_engine *engine, size_t bytes);
 
 #endif
