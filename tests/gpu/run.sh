@@ -51,8 +51,8 @@ rows_of() {
     groups) echo collectives tests training shards graphs peak dies ;;
     programs) echo "$programs_all" ;;
     bench-kernels) echo enqueue kernels ;;
-    bench-124m | bench-350m | bench-1558m) echo autocast torch fast bf16 bf16-fast ;;
-    bench-b4) echo autocast torch fast bf16 bf16-fast hook ;;
+    bench-124m | bench-350m | bench-1558m) echo autocast torch tune fast bf16 bf16-tune bf16-fast ;;
+    bench-b4) echo autocast torch tune fast bf16 bf16-tune bf16-fast hook ;;
     esac
 }
 # matches NAME PATTERN...: whether the name is one of these.
@@ -343,8 +343,8 @@ ours_if_it_fits() { ! fits "$1" "$2" || ours "$1" "$2"; }
 # fits WHAT SWITCHES: whether the step has its memory here. If not, a row says so.
 fits() {
     local lack
-    # shellcheck disable=SC2086
-    lack=$(lack_of_memory ${2//--hook-pairs/})
+    # shellcheck disable=SC2046
+    lack=$(lack_of_memory $(sed 's/--hook-pairs//; s/--tune//' <<<"$2"))
     [ -z "$lack" ] || note "$part" "$1" "left out" 0 "$lack"
     [ -z "$lack" ]
 }
@@ -361,6 +361,8 @@ median_of() {
 # cannot be measured so, for its memory, the ratio is that of bf16 parameters.
 beside() {
     local name=$1 aim=$2 way=$3 times=$4 length=$5 batch=$6 steps=$7 config=$1 turn with="" own other ratio detail turns_of how="" size whole=""
+    # Algorithms of products that rows with --tune choose. Others do not read it.
+    local -x MOONSHARD_TUNED=$here/products.json
     ! chosen torch || ! has_torch || with=yes
     if [ -n "${QUICK:-}" ]; then config=micro length=16 batch=2 steps=2; fi
     size="--config $config --batch $batch --length $length --steps $steps"
@@ -369,10 +371,13 @@ beside() {
         [ -z "$whole" ] || ours "$name, ours, turn $turn" "$size --dtype bf16"
         [ -z "$with" ] || peer "$name, PyTorch $way, turn $turn" "$config $way $batch $length $steps"
     done
-    # Beside the medians: gradients of attention in no certain order, as PyTorch's.
+    # Beside the medians: products by the algorithms that are fastest here.
+    ! chosen tune || ours_if_it_fits "$name, ours, tuned" "$size --dtype bf16 --tune"
+    # Gradients of attention in no certain order, as PyTorch's.
     ! chosen fast || ours_if_it_fits "$name, ours, fast attention" "$size --dtype bf16 --attention fast"
     # Parameters and all else in bf16, with f32 copies in the optimizer.
     ! chosen bf16 || ours_if_it_fits "$name, ours, bf16 parameters" "$size --parameters bf16"
+    ! chosen bf16-tune || ours_if_it_fits "$name, ours, bf16 parameters, tuned" "$size --parameters bf16 --tune"
     ! chosen bf16-fast || ours_if_it_fits "$name, ours, bf16 parameters, fast attention" "$size --parameters bf16 --attention fast"
     turns_of="$logs/$part.${name//-/_}__"
     own=$(median_of tok_s "${turns_of}ours__turn_"*.log)

@@ -118,12 +118,28 @@ describe("bench step", function()
     assert.equal(2, bench("--hook-pairs --steps 1 --batch 2 --length 8 -n 2").ranks)
   end)
 
+  it("measures products with the fastest algorithms, or with the first ones", function()
+    local file = folder .. "/products.json"
+    local settings = ("%s MOONSHARD_TUNED='%s' MOONSHARD_STAND_IN_CUBLASLT_FAST=2"):format(ON_GPU,
+      file)
+    assert.is_true(bench("--tune --steps 2 --device cuda", settings).tuned)
+    local _, choices = next(core.json_decode(core.file_read(file)).places)
+    assert.is_true(next(choices) ~= nil)
+    -- Without the switch the file is not looked at.
+    command.write(file, "damaged")
+    local out, err = command.succeed(folder, "bench step --config micro --steps 2 --json \z
+      --device cuda", settings)
+    assert.is_nil(core.json_decode(out).tuned)
+    assert.equal("", err)
+  end)
+
   it("refuses what it cannot measure", function()
     for switches, message in pairs {
       ["--batch 0"] = "1 or more", ["--length 0"] = "1 or more", ["--dtype f16"] = "on a GPU only",
       ["--hook-pairs --hook fp16_compress"] = "leave out %-%-hook fp16_compress",
       ["--check -n 2"] = "leave out %-n", ["--check --hook-pairs"] = "leave out %-%-hook%-pairs",
       ["--config gpt3"] = "must be one of",
+      ["--tune"] = "add %-%-device cuda", ["--tune --check"] = "leave out %-%-check",
       ["--parameters bf16 --dtype f32"] = "leave out %-%-dtype f32",
     } do
       local code, _, err = command.run(folder, "bench step " .. switches)

@@ -394,6 +394,8 @@ function bench.main(arguments)
     require "moonshard.core".configure { group = "fake", rank = 0, world_size = 2 }
   end
   switches.apply(parsed)
+  -- Then nothing but the JSON goes to stdout.
+  if parsed.json then launch.quiet = true end
   return run(parsed)
 end
 

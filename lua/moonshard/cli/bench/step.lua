@@ -149,7 +149,8 @@ local function whole_steps(parsed, part, tools)
     config = parsed.config, device = core.device(), batch = c.batch, length = c.context,
     ranks = ms.world_size(), threads = info.threads, dtype = parsed.dtype,
     parameters = parsed.parameters, hook = parsed.hook,
-    attention = parsed.attention, graphs = parsed.graph and info.graph.graphs or nil,
+    attention = parsed.attention, tuned = parsed.tune or nil,
+    graphs = parsed.graph and info.graph.graphs or nil,
     ms_step_med = med, ms_step_min = times[1],
     tok_s = ms.world_size() * part.tokens / med * 1e3,
     ms_forward = tools.median(phases.forward), ms_backward = tools.median(phases.backward),
@@ -158,8 +159,8 @@ local function whole_steps(parsed, part, tools)
     steps = parsed.steps,
   }, {
     "config", "device", "batch", "length", "ranks", "threads", "dtype", "parameters", "hook",
-    "attention", "graphs", "ms_step_med", "ms_step_min", "tok_s", "ms_forward", "ms_backward",
-    "ms_optimizer", "exposed_comm_ms", "peak_mib", "process_mib", "rss_mib", "steps",
+    "attention", "tuned", "graphs", "ms_step_med", "ms_step_min", "tok_s", "ms_forward",
+    "ms_backward", "ms_optimizer", "exposed_comm_ms", "peak_mib", "process_mib", "rss_mib", "steps",
   })
   return 0
 end
@@ -249,6 +250,9 @@ function bench_step.register(parser, tools)
       gpt2-1558m 8, micro 4; with --hook-pairs %d in each half)"):format(PAIR_STEPS))
     :convert(switches.count)
   parser:flag("--graph", "launch as graphs what each step repeats, on a GPU")
+  parser:flag("--tune", "on a GPU: use the algorithms of products that are fastest here; they are \z
+    timed after the third step, and kept as those of `moonshard run --tune`. Otherwise the \z
+    library's first candidates are measured, whatever is kept")
   parser:option("--attention", "how its gradients are added up")
     :choices { "deterministic", "fast" }:default "deterministic"
   parser:flag("--recompute", "backward computes the activations of each block again")
@@ -275,6 +279,10 @@ function bench_step.register(parser, tools)
       require "moonshard.base.launch".exit(2, ("--hook-pairs compares the plain mean with a hook \z
         of its own: leave out --hook %s"):format(parsed.hook))
     end
+    if parsed.tune and parsed.check then
+      require "moonshard.base.launch".exit(2, "--tune times products: leave out --check")
+    end
+    require "moonshard.base.launch".tune = parsed.tune and "yes" or "no"
     local c = {}
     for name, value in pairs(tools.configs[parsed.config]) do c[name] = value end
     c.batch, c.context = parsed.batch or c.batch, parsed.length or c.context
