@@ -48,7 +48,9 @@ local launch = {
   -- `moonshard check`: nothing is written or printed, and values are zeros that decide nothing
   checking = false,
   sharded = nil,         -- where `moonshard check` runs: the groups of sharded models
+  parts = nil,           -- there, at the end of ms.train: bytes of parts of the peak, by names
   for_gpu = false,       -- `moonshard check --device cuda`
+  asked = false,         -- another process asks this check, and reads its answer
   assumptions = {},      -- what a run on another machine, or a real one, may choose otherwise
 }
 

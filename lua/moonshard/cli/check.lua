@@ -1,6 +1,7 @@
 -- moonshard check: runs a recipe on the sim device, which makes all decisions but has no data, and
 -- reports the memory and the collectives that a real run would have.
 local launch = require "moonshard.base.launch"
+local room = require "moonshard.cli.room"
 local switches = require "moonshard.cli.switches"
 local sorted_pairs = require "moonshard.base.sorted_pairs"
 
@@ -124,6 +125,11 @@ local function result_of(core, rates, hosts, step_ms)
     record.between_hosts_bytes = nil
   end
   if hosts then result.between_hosts_bytes = core.json_list { between } end
+  for _, item in ipairs(launch.settings or {}) do
+    result.options = result.options or {}
+    result.options[item.name] = item.value
+  end
+  result.parts_bytes = launch.parts
   result.assumptions = core.json_list(launch.assumptions)
   result.groups, result.collectives, result.order_hash = core.json_list(groups),
     core.json_list(collectives), ("%016x"):format(hash)
@@ -229,18 +235,21 @@ local function start(program, arguments, rank)
   return child
 end
 
-local function finish(core, child)
+local function finish(core, child, question)
   child.pipe:read "a"
   local ok, _, code = child.pipe:close()
   local said, text = core.file_read(child.said), core.file_read(child.answer)
   os.remove(child.said)
   os.remove(child.answer)
-  if not ok then
-    launch.exit(code, child.rank > 0
-      and ("rank %d: %s"):format(child.rank, (said:gsub("^moonshard: ", ""):gsub("%s+$", "")))
-      or "")
+  if ok then return core.json_decode(text) end
+  -- The first rank has shown its message already.
+  if child.rank > 0 then
+    io.stderr:write(("moonshard: rank %d: %s\n"):format(child.rank,
+      (said:gsub("^moonshard: ", ""):gsub("%s+$", ""))))
   end
-  return core.json_decode(text)
+  local advice = room.advice(text, question)
+  if advice then io.stderr:write(advice, "\n") end
+  launch.exit(code)
 end
 
 -- Checks that two ranks make the same calls in the same order in the groups of which both are
@@ -318,6 +327,10 @@ end
 -- all are run.
 local function many(core, parsed, arguments)
   local program, count, results, ranks = launch.process.program, parsed.ranks, {}, {}
+  local question = {
+    recipe = parsed.recipe, arguments = parsed.options, config = parsed.config, ranks = count,
+    is_gpu = parsed.device == "cuda",
+  }
   for rank = 0, count - 1 do
     local all = parsed.all_ranks or parsed.hosts
     if all or rank < 2 or rank == count - 1 then ranks[#ranks + 1] = rank end
@@ -328,7 +341,9 @@ local function many(core, parsed, arguments)
       for _, rank in ipairs { table.unpack(ranks, first, first + AT_A_TIME - 1) } do
         children[#children + 1] = start(program, arguments, rank)
       end
-      for _, child in ipairs(children) do results[child.rank] = finish(core, child) end
+      for _, child in ipairs(children) do
+        results[child.rank] = finish(core, child, question)
+      end
     end
     ranks = missing(results, count)
   end
@@ -450,8 +465,15 @@ function check.main(arguments)
     without_output(core)
     set_print()
   end
-  local code = require "moonshard.cli.run".recipe(parsed.recipe,
-    { arguments = parsed.options, help = parsed.help, config_file = parsed.config })
+  local function run_recipe()
+    return require "moonshard.cli.run".recipe(parsed.recipe,
+      { arguments = parsed.options, help = parsed.help, config_file = parsed.config })
+  end
+  -- Whoever asks for an answer gets the reason, too, and gives advice itself.
+  launch.asked = parsed.answer ~= nil
+  local ok, code = xpcall(run_recipe, require "moonshard.cli.failure".handler)
+  if not ok and parsed.answer then answer:write(tostring(code)):flush() end
+  if not ok then error(code, 0) end
   if code ~= 0 or parsed.help then return code end
   local result = result_of(core, parsed.rates, parsed.hosts, step_ms())
   if not parsed.answer then result.shards = nil end

@@ -264,6 +264,15 @@ function cli.recipe(file, arguments, wants_result, on_line)
   return code, message
 end
 
+-- Of a recipe whose memory has ended: what would fit.
+local function advise(command, message)
+  local launch = require "moonshard.base.launch"
+  if (command ~= "run" and command ~= "check") or not launch.recipe or launch.asked then return end
+  local room = require "moonshard.cli.room"
+  local advice = room.advice(message, room.own_question())
+  if advice then io.stderr:write(advice, "\n") end
+end
+
 --- The program: arguments are those of the command line; returns the exit code.
 ---@param arguments string[]
 ---@return integer
@@ -301,7 +310,10 @@ function cli.main(arguments)
       note_end(code, message)
       if process and process.rank then code, message = leave(process, code, message)
       elseif process and code == 2 then require "moonshard.cli.hosts".refuse(message) end
-      if message and message ~= "" then io.stderr:write("moonshard: ", message, "\n") end
+      if message and message ~= "" then
+        io.stderr:write("moonshard: ", message, "\n")
+        if not process or not process.rank then advise(name, message) end
+      end
       return code
     end
   end

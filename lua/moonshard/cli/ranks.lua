@@ -269,6 +269,12 @@ function ranks.launch(parsed)
       io.stderr:write(require "moonshard.base.status_line".fresh_row(), report)
     end
     write_flights(outcome.folder, parsed.ranks, flights)
+    local advice = not outcome.settle and parsed.recipe and require "moonshard.cli.room".advice(
+      outcome.cause.message, {
+        recipe = parsed.recipe, arguments = parsed.options, config = parsed.config,
+        ranks = parsed.ranks, is_gpu = parsed.device == "cuda",
+      })
+    if advice then io.stderr:write(advice, "\n") end
     -- The terminal may be gone: the launcher of another host, or one that has cleaned up.
     if outcome.settle and outcome.folder ~= "" then
       local whose = outcome.other_host and "-" .. outcome.other_host or ""

@@ -107,7 +107,8 @@ end
 function switches.parser(name, description, device)
   local parser = switches.plain(name, description)
   for _, row in ipairs(engine) do add(parser, row, device) end
-  parser:option("--memory-limit"):target "memory":convert(switches.count):hidden(true) -- the same
+  -- The same.
+  parser:option("--memory-limit --limit"):target "memory":convert(switches.count):hidden(true)
   return parser
 end
 

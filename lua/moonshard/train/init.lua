@@ -111,6 +111,25 @@ local function tell_of_memory()
     out > 0 and (", %.0f MiB offloaded"):format(out) or "", beside / 2 ^ 20)
 end
 
+-- For `moonshard check`: the bytes of what stays from step to step. Offloaded parts are not in the
+-- peak.
+local function note_parts(self)
+  if not launch.checking or core.memory().offload_peak > 0 then return end
+  local BYTES <const> = { f32 = 4, i64 = 8, i32 = 4, u8 = 1, bool = 1 }
+  local function bytes(t) return t:numel() * (BYTES[t:dtype()] or 2) end
+  local parameters, gradients, states = 0, 0, 0
+  for _, p in ipairs(self.parameters) do
+    parameters = parameters + bytes(p)
+    if p:requires_grad() then gradients = gradients + bytes(p) end
+  end
+  for _, slot in pairs(self.o.optimizer and self.o.optimizer.slots or {}) do
+    for _, state in pairs(slot.state) do
+      if core.is_tensor(state) then states = states + bytes(state) end
+    end
+  end
+  launch.parts = { parameters = parameters, gradients = gradients, ["optimizer states"] = states }
+end
+
 -- One number of each rank becomes one for all. Each use has a tensor of its own for all steps: one
 -- that outlived its step would take a place in memory that the next step's tensors had before, so
 -- that no step could be launched as the graph of another.
@@ -645,6 +664,7 @@ function train.train(options)
   end
   if last >= self.start and self.saved ~= last + 1 then check_replicas(self, last) end
   tell_of_memory()
+  note_parts(self)
   self.report:close()
   folder.close(self)
   local final = self.report.last and self.report.last.values or {}
