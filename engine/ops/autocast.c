@@ -3,6 +3,9 @@
  * A weight is cast once a step: the cast is kept with the weight and serves until the weight's
  * version changes. Activations have 16 bits as they are made.
  *
+ * Whoever steps a weight makes its next cast in the same pass (ms_tensor_next_cast), if the weight
+ * has been cast since it was stepped before. Such a cast stays until it is used.
+ *
  * A cast's storage is tied to that of its source: when the source is dropped, the cast is dropped
  * with it, also where only the tape holds the cast. It is computed again when it is used next. */
 #include "ops/autocast.h"
@@ -40,12 +43,16 @@ bool ms_engine_fast_attention(const ms_engine *engine)
     return state && state->fast_attention;
 }
 
-/* Each call of ms_tensor_drop_cast takes the first tensor off the list. Called at the end of a
- * step: weights change then, and their casts would only hold memory. */
+/* Called at the end of a step: weights change then, and their casts would only hold memory. Those
+ * that were made with the change stay. */
 void ms_engine_drop_casts(ms_engine *engine)
 {
     ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
-    while (state && state->casts) ms_tensor_drop_cast(state->casts);
+    ms_tensor *next = state ? state->casts : NULL;
+    for (ms_tensor *tensor = next; tensor; tensor = next) {
+        next = tensor->next_cast;
+        if (!tensor->cast_is_new) ms_tensor_drop_cast(tensor);
+    }
 }
 
 /* ------------------------------------------------------------------- dtypes */
@@ -224,7 +231,9 @@ ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype d
         && (tensor->cast->dtype != dtype || tensor->cast_version != version
             || ms_storage_spoiled(tensor->cast->storage)))
         ms_tensor_drop_cast(tensor);
+    if (keep) tensor->cast_wish = dtype;
     if (tensor->cast) {
+        tensor->cast_is_new = false;
         ms_status recast = ms_storage_recast(tensor->cast->storage);
         if (!recast) *out = ms_tensor_retain(tensor->cast);
         return recast;
@@ -232,4 +241,25 @@ ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype d
     ms_status status = make_cast(engine, tensor, dtype, out);
     if (!status && keep) ms_tensor_hold_cast(tensor, *out);
     return status;
+}
+
+/* A weight whose last new cast was not used is not computed with under autocast any more. */
+ms_status ms_tensor_next_cast(ms_engine *engine, ms_tensor *weight, ms_tensor **out)
+{
+    *out = NULL;
+    if (weight->cast_is_new) weight->cast_wish = MS_F32;
+    if (weight->cast) ms_tensor_drop_cast(weight);
+    if (weight->cast_wish == MS_F32 || weight->dtype != MS_F32 || !weight->contiguous) return MS_OK;
+    return ms_tensor_new(engine, weight->cast_wish, weight->dims, weight->shape, out);
+}
+
+ms_status ms_tensor_keep_next_cast(ms_tensor *weight, ms_tensor *cast)
+{
+    if (!cast) return MS_OK;
+    ms_status status = tie(weight, cast);
+    if (status) return status;
+    cast_is_computed(weight, cast);
+    ms_tensor_hold_cast(weight, cast);
+    weight->cast_is_new = true;
+    return MS_OK;
 }

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "tensor/op.h"
+#include "ops/autocast.h"
 #include "ops/values.h"
 
 /* What is known of a kind: its name, its states in the order in which kernels take them, and its
@@ -253,13 +254,16 @@ static void *data_of(ms_tensor *tensor) { return tensor ? ms_tensor_data(tensor)
 /* Enqueues the checked step; the gradient is contiguous. The cost is estimated as 12 FLOPs an
  * element for every kind: a step is bound by the bytes it moves. lr and only_if are declared as
  * reads, so the step waits for the tasks that compute them. */
-static ms_status enqueue_step(ms_engine *engine, const ms_optimizer_step *step, ms_tensor *gradient)
+static ms_status enqueue_step(ms_engine *engine, const ms_optimizer_step *step, ms_tensor *gradient,
+                              ms_tensor *cast)
 {
     ms_optimizer_args args = { .kind = step->kind,
                                .dtype = ms_tensor_dtype(step->parameter),
                                .gradient_dtype = ms_tensor_dtype(gradient),
                                .hyper = step->hyper,
+                               .cast_dtype = cast ? ms_tensor_dtype(cast) : MS_F32,
                                .parameter = ms_tensor_data(step->parameter),
+                               .cast = data_of(cast),
                                .gradient = ms_tensor_data(gradient),
                                .count = ms_tensor_data(step->count),
                                .master = data_of(step->master),
@@ -270,8 +274,7 @@ static ms_status enqueue_step(ms_engine *engine, const ms_optimizer_step *step, 
                                .elements = ms_tensor_count(step->parameter),
                                /* Only a 16-bit parameter without a master draws from it. */
                                .random = step->random };
-    /* What is updated is read as well. It comes first in `used`, so that the writes are the first
-     * `updated` of the reads. */
+    /* What is updated is read as well. It comes first in `used`. */
     ms_tensor *used[MS_OPTIMIZER_STATES + 7] = { step->parameter, step->count, step->master };
     uint32_t updated = 3;
     /* What is updated counts twice: it is read and written. Where there is a master, that is
@@ -286,23 +289,32 @@ static ms_status enqueue_step(ms_engine *engine, const ms_optimizer_step *step, 
             used[updated++] = step->states[i];
             bytes += 2 * ms_tensor_bytes(step->states[i]);
         }
+    ms_tensor *written[MS_OPTIMIZER_STATES + 4];
+    memcpy(written, used, updated * sizeof *used);
+    written[updated] = cast;
+    if (cast) bytes += ms_tensor_bytes(cast);
     used[updated] = gradient;
     used[updated + 1] = step->lr;
     used[updated + 2] = step->only_if;
     used[updated + 3] = step->counted;
     return ms_tensor_enqueue(
-        engine, ms_optim_task_of(engine, MS_OPTIM_STEP), &args, used, updated + 4, used, updated,
-        (ms_task_cost){ .flops = 12.0 * (double)args.elements, .bytes = bytes });
+        engine, ms_optim_task_of(engine, MS_OPTIM_STEP), &args, used, updated + 4, written,
+        updated + 1, (ms_task_cost){ .flops = 12.0 * (double)args.elements, .bytes = bytes });
 }
 
-/* A gradient with gaps is copied; it is not written, so the copy serves. The copy may be released
- * at once: stream order keeps its memory until the step has read it. */
+/* Under autocast the step makes the next step's cast of the parameter as well, which saves a pass
+ * over it. A gradient with gaps is copied; it is not written, so the copy serves. The copy may be
+ * released at once: stream order keeps its memory until the step has read it. */
 ms_status ms_optimizer_step_param(ms_engine *engine, const ms_optimizer_step *step)
 {
-    ms_tensor *gradient = NULL;
+    ms_tensor *gradient = NULL, *cast = NULL;
     ms_status status = check_step(engine, step);
     if (!status) status = ms_op_as_contiguous(engine, step->gradient, &gradient);
-    if (!status) status = enqueue_step(engine, step, gradient);
+    /* A step that may be skipped would leave the cast without values. */
+    if (!status && !step->only_if) status = ms_tensor_next_cast(engine, step->parameter, &cast);
+    if (!status) status = enqueue_step(engine, step, gradient, cast);
+    if (!status) status = ms_tensor_keep_next_cast(step->parameter, cast);
     ms_tensor_release(gradient);
+    ms_tensor_release(cast);
     return status;
 }

@@ -15,14 +15,15 @@
 #define MS_CLIP_TENSORS 12
 
 /* One step of one parameter: all arrays have `elements` elements and are contiguous. States,
- * master, lr, only_if and counted are NULL where there are none. Numbers that change from step to
- * step without the host's knowledge are addresses: count, because a step with only_if false does
- * not count, and lr, only_if and counted, because other tasks compute them. */
+ * master, cast, lr, only_if and counted are NULL where there are none. cast, of an f32 parameter,
+ * gets the stepped parameter rounded to the nearest; then there is no only_if. Numbers that change
+ * from step to step without the host's knowledge are addresses: count, because a step with only_if
+ * false does not count, and lr, only_if and counted, because other tasks compute them. */
 typedef struct ms_optimizer_args {
     ms_optimizer_kind kind;
-    ms_dtype dtype, gradient_dtype;
+    ms_dtype dtype, gradient_dtype, cast_dtype; /* cast_dtype: of 16 bits */
     ms_hyperparameters hyper;
-    void *parameter;
+    void *parameter, *cast;
     const void *gradient;
     float *states[MS_OPTIMIZER_STATES], *master;
     int64_t *count;

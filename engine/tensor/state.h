@@ -32,7 +32,11 @@ struct ms_tensor {
     void (*free_meta)(void *meta);
     ms_tensor *cast;       /* this weight in the autocast dtype, kept for the step */
     uint64_t cast_version; /* of its memory when it was cast */
-    ms_tensor *next_cast;  /* list of tensors that hold a cast; or the free list */
+    /* A dtype of 16 bits: it has been cast to it, so whoever steps it makes the next cast as well.
+     * MS_F32: it has not. */
+    ms_dtype cast_wish;
+    bool cast_is_new;     /* the cast was made with a step, and nothing has used it yet */
+    ms_tensor *next_cast; /* list of tensors that hold a cast; or the free list */
 };
 
 /* The bytes [begin, end) of the storage from the tensor's first element to its last; begin == end

@@ -234,6 +234,7 @@ void ms_tensor_hold_cast(ms_tensor *tensor, ms_tensor *cast)
     ms_tensor_state *state = ms_engine_get(tensor->engine, MS_SLOT_TENSOR);
     if (tensor->cast) ms_tensor_drop_cast(tensor);
     tensor->cast = ms_tensor_retain(cast);
+    tensor->cast_is_new = false;
     tensor->cast_version = ms_tensor_version(tensor);
     tensor->next_cast = state->casts;
     state->casts = tensor;
@@ -247,6 +248,7 @@ void ms_tensor_hold_cast(ms_tensor *tensor, ms_tensor *cast)
 static ms_status inherit_cast(ms_tensor *base, int64_t offset, ms_tensor *window)
 {
     ms_tensor *cast = base->cast, *part = NULL;
+    base->cast_is_new = false;
     /* Out of date, or in another order of memory: the window is cast for itself when a product
      * needs it. */
     if (!cast || base->cast_version != ms_tensor_version(base)

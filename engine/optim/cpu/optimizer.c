@@ -119,20 +119,23 @@ static void step_chunk(const job *j, int64_t first, size_t n)
     for (int i = 0; i < MS_OPTIMIZER_STATES; i++)
         states[i] = args->states[i] ? args->states[i] + first : NULL;
     j->kernels->step[args->kind](&j->scalars, p, g, states[0], states[1], states[2], n);
+    if (args->cast)
+        j->convert->from_f32[args->cast_dtype]((char *)args->cast + (size_t)first * 2, p, n);
     if (args->dtype == MS_F32) return;
     if (args->master) j->convert->from_f32[args->dtype](stored, p, n);
     else store_stochastic(args, p, first, n);
 }
 
-/* Tiles of f32 go through the loop at once; where something is converted, chunk by chunk. Bound by
- * memory: adamw on f32 reads four arrays and writes three, 28 bytes for each element. */
+/* Tiles of f32 go through the loop at once; where something is converted, chunk by chunk: what was
+ * stepped is cast while it is in a cache. Bound by memory: adamw on f32 reads four arrays and
+ * writes three, 28 bytes for each element. */
 static void step_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
     const job *j = context;
     int64_t first = (int64_t)tile * MS_TILE,
             end = first + MS_TILE < j->args->elements ? first + MS_TILE : j->args->elements;
-    bool whole = j->args->dtype == MS_F32 && j->args->gradient_dtype == MS_F32;
+    bool whole = j->args->dtype == MS_F32 && j->args->gradient_dtype == MS_F32 && !j->args->cast;
     for (int64_t at = first; at < end; at += whole ? MS_TILE : MS_CHUNK) {
         int64_t n = whole || end - at < MS_CHUNK ? end - at : MS_CHUNK;
         step_chunk(j, at, (size_t)n);

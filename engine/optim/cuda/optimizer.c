@@ -18,7 +18,7 @@ static ms_cuda_optimizer_step step_of(const ms_optimizer_args *o)
 {
     ms_cuda_optimizer_step step = { .o = *o };
     step.aligned = ms_cuda_is_aligned(o->parameter) && ms_cuda_is_aligned(o->gradient)
-                   && ms_cuda_is_aligned(o->master);
+                   && ms_cuda_is_aligned(o->master) && ms_cuda_is_aligned(o->cast);
     for (int i = 0; i < MS_OPTIMIZER_STATES; i++)
         step.aligned = step.aligned && ms_cuda_is_aligned(o->states[i]);
     return step;

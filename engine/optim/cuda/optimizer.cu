@@ -230,6 +230,7 @@ MS_DEVICE void store(Size size, const ms_optimizer_args &o, int64_t i, float *p)
     if (o.dtype != MS_F32 && o.master != NULL) ms_put(size, o.master, i, MS_F32, p);
     if (o.dtype != MS_F32 && o.master == NULL) round_all(size, o, i, p);
     ms_put(size, o.parameter, i, (uint8_t)o.dtype, p);
+    if (o.cast != NULL) ms_put(size, o.cast, i, (uint8_t)o.cast_dtype, p);
 }
 
 /* The last step whose first block is at most this one; empty parameters before it have the same. */

@@ -49,7 +49,7 @@
 --- logarithms, powers, softmax, sums and losses give f32. Other operators give f32 if an operand is
 --- f32. In place a tensor keeps its dtype. Weights stay f32, and their gradients are never rounded;
 --- their casts are kept until the outermost f returns, or to the end of the step where nothing is
---- recorded.
+--- recorded. An optimizer's step makes the next ones.
 --- ```lua
 --- local a, b = ms.full(1.001, { 1, 1 }), ms.full(100, { 1, 1 })
 --- a:matmul(b) --> { { 100.1 } }

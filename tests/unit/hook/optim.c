@@ -16,8 +16,10 @@
 #include "late_device.h"
 #include "moonshard/optim.h"
 #include "ranges.h"
-#include "tensor/op.h"
+#include "ops/autocast.h"
 #include "ops/values.h"
+#include "tensor/op.h"
+#include "tensor/state.h"
 
 enum { N = 70001, STEPS = 5 }; /* more than one tile, and not a multiple of a vector */
 
@@ -303,6 +305,85 @@ static void a_false_flag_changes_nothing(void **state)
                           step.count,     step.only_if,  wrong };
     for (size_t i = 0; i < sizeof made / sizeof *made; i++) ms_tensor_release(made[i]);
     ms_engine_free(engine);
+}
+
+/* ---------------------------------------------------------------- next casts */
+
+/* Whether the cast is the parameter, rounded. */
+static void assert_cast(ms_tensor *parameter, ms_tensor *cast)
+{
+    const int64_t n = elements();
+    float *values = malloc((size_t)n * sizeof *values);
+    uint16_t *narrow = malloc((size_t)n * sizeof *narrow);
+    OK(ms_tensor_read(parameter, values, (size_t)n * sizeof *values));
+    OK(ms_tensor_read(cast, narrow, (size_t)n * sizeof *narrow));
+    bool is_bf16 = ms_tensor_dtype(cast) == MS_BF16;
+    for (int64_t i = 0; i < n; i++)
+        assert_int_equal(narrow[i],
+                         is_bf16 ? ms_bf16_from_float(values[i]) : ms_f16_from_float(values[i]));
+    free(values);
+    free(narrow);
+}
+
+/* What a product would take of the parameter. */
+static void use_cast(ms_engine *engine, ms_tensor *parameter, ms_dtype dtype)
+{
+    ms_tensor *cast = NULL;
+    OK(ms_tensor_cast_cached(engine, parameter, dtype, true, &cast));
+    assert_cast(parameter, cast);
+    ms_tensor_release(cast);
+    ms_engine_drop_casts(engine); /* the end of a forward */
+    assert_null(parameter->cast);
+}
+
+static void steps_make_the_next_cast(void **state)
+{
+    (void)state;
+    const int64_t n = elements();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int bf16 = 0; bf16 < 2; bf16++) {
+            ms_engine *engine = make_engine(NULL, 2);
+            ms_dtype dtype = bf16 ? MS_BF16 : MS_F16;
+            ms_optimizer_step step = { .kind = cases[i].kind, .hyper = hyper_of(i) };
+            OK(full(engine, MS_F32, n, 0.3, &step.parameter));
+            OK(full(engine, dtype, n, 0.7, &step.gradient));
+            OK(full(engine, MS_I64, 0, 0, &step.count));
+            for (uint32_t s = 0; s < MS_OPTIMIZER_STATES; s++)
+                if (ms_optimizer_state_name(step.kind, &step.hyper, s))
+                    OK(full(engine, MS_F32, n, ms_optimizer_state_start(step.kind, &step.hyper, s),
+                            &step.states[s]));
+            /* Nobody has wanted one. */
+            OK(ms_optimizer_step_param(engine, &step));
+            assert_null(step.parameter->cast);
+            use_cast(engine, step.parameter, dtype);
+            OK(ms_optimizer_step_param(engine, &step));
+            ms_engine_drop_casts(engine); /* the end of a step */
+            assert_non_null(step.parameter->cast);
+            assert_true(step.parameter->cast_is_new);
+            assert_cast(step.parameter, step.parameter->cast);
+            use_cast(engine, step.parameter, dtype);
+            /* What else is written makes it invalid. */
+            OK(ms_optimizer_step_param(engine, &step));
+            ms_tensor *other = NULL;
+            OK(full(engine, MS_F32, n, 0.1, &other));
+            OK(ms_copy_into(engine, other, step.parameter));
+            use_cast(engine, step.parameter, dtype);
+            /* One that was not used is the last. */
+            OK(ms_optimizer_step_param(engine, &step));
+            assert_non_null(step.parameter->cast);
+            OK(ms_optimizer_step_param(engine, &step));
+            assert_null(step.parameter->cast);
+            /* A step that may be skipped makes none. */
+            use_cast(engine, step.parameter, dtype);
+            OK(full(engine, MS_BOOL, 0, 0, &step.only_if));
+            OK(ms_optimizer_step_param(engine, &step));
+            assert_null(step.parameter->cast);
+            use_cast(engine, step.parameter, dtype);
+            ms_tensor *made[] = { step.parameter, step.gradient,  step.count,     step.only_if,
+                                  step.states[0], step.states[1], step.states[2], other };
+            for (size_t k = 0; k < sizeof made / sizeof *made; k++) ms_tensor_release(made[k]);
+            ms_engine_free(engine);
+        }
 }
 
 /* ------------------------------------------------------------------ batches */
@@ -686,6 +767,7 @@ int main(void)
         cmocka_unit_test(bits_do_not_depend_on_threads_or_what_is_around),
         cmocka_unit_test(sixteen_bit_parameters_do_not_lose_small_steps),
         cmocka_unit_test(a_false_flag_changes_nothing),
+        cmocka_unit_test(steps_make_the_next_cast),
         cmocka_unit_test(steps_together_have_the_bits_of_steps_apart),
         cmocka_unit_test(steps_that_depend_on_each_other_have_an_order),
         cmocka_unit_test(clipping_scales_to_the_common_norm),
