@@ -243,13 +243,23 @@ ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype d
     return status;
 }
 
+/* Where all gradients are live beside it, a cast of each weight could be the job's peak. Both
+ * numbers follow from the host's calls, so what is made is the same in each run. */
+static bool is_below_peak(ms_engine *engine, const ms_tensor *weight)
+{
+    ms_memory memory = ms_engine_memory(engine);
+    return memory.live + ms_tensor_bytes(weight) <= memory.peak;
+}
+
 /* A weight whose last new cast was not used is not computed with under autocast any more. */
 ms_status ms_tensor_next_cast(ms_engine *engine, ms_tensor *weight, ms_tensor **out)
 {
     *out = NULL;
     if (weight->cast_is_new) weight->cast_wish = MS_F32;
     if (weight->cast) ms_tensor_drop_cast(weight);
-    if (weight->cast_wish == MS_F32 || weight->dtype != MS_F32 || !weight->contiguous) return MS_OK;
+    if (weight->cast_wish == MS_F32 || weight->dtype != MS_F32 || !weight->contiguous
+        || !is_below_peak(engine, weight))
+        return MS_OK;
     return ms_tensor_new(engine, weight->cast_wish, weight->dims, weight->shape, out);
 }
 

@@ -39,7 +39,8 @@ ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype d
 
 /* For a task that changes all of an f32 weight: a tensor without values for the weight's next cast,
  * rounded to the nearest, which the task has to write. NULL: the weight has not been cast since the
- * last call, or has gaps. Earlier casts are dropped. Caller releases. */
+ * last call, has gaps, or the peak of memory would grow. Earlier casts are dropped. Caller
+ * releases. */
 ms_status ms_tensor_next_cast(ms_engine *engine, ms_tensor *weight, ms_tensor **out);
 /* Once that task is enqueued: the weight's cast is this one, which stays until it is used. NULL
  * does nothing. */

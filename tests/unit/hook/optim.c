@@ -352,6 +352,10 @@ static void steps_make_the_next_cast(void **state)
                 if (ms_optimizer_state_name(step.kind, &step.hyper, s))
                     OK(full(engine, MS_F32, n, ms_optimizer_state_start(step.kind, &step.hyper, s),
                             &step.states[s]));
+            /* Memory that others have had before, so that casts do not raise the peak. */
+            ms_tensor *other = NULL;
+            OK(full(engine, MS_F32, 4 * n, 0, &other));
+            ms_tensor_release(other);
             /* Nobody has wanted one. */
             OK(ms_optimizer_step_param(engine, &step));
             assert_null(step.parameter->cast);
@@ -364,7 +368,6 @@ static void steps_make_the_next_cast(void **state)
             use_cast(engine, step.parameter, dtype);
             /* What else is written makes it invalid. */
             OK(ms_optimizer_step_param(engine, &step));
-            ms_tensor *other = NULL;
             OK(full(engine, MS_F32, n, 0.1, &other));
             OK(ms_copy_into(engine, other, step.parameter));
             use_cast(engine, step.parameter, dtype);
@@ -379,6 +382,16 @@ static void steps_make_the_next_cast(void **state)
             OK(ms_optimizer_step_param(engine, &step));
             assert_null(step.parameter->cast);
             use_cast(engine, step.parameter, dtype);
+            /* Nor does one whose cast would raise the peak. */
+            ms_tensor_release(step.only_if);
+            step.only_if = NULL;
+            ms_tensor *full_up = NULL;
+            OK(full(engine, MS_F32, 8 * n, 0, &full_up));
+            OK(ms_optimizer_step_param(engine, &step));
+            assert_null(step.parameter->cast);
+            ms_tensor_release(full_up);
+            OK(ms_optimizer_step_param(engine, &step));
+            assert_non_null(step.parameter->cast);
             ms_tensor *made[] = { step.parameter, step.gradient,  step.count,     step.only_if,
                                   step.states[0], step.states[1], step.states[2], other };
             for (size_t k = 0; k < sizeof made / sizeof *made; k++) ms_tensor_release(made[k]);
