@@ -5,7 +5,7 @@
 # independent of each other.
 set(MS_NVCC_FLAGS -std=c++17 -O3 -fatbin --compress-mode=size -gencode arch=compute_80,code=[sm_80,sm_90,compute_80])
 # These promise the same bits as the CPU: a fused multiply-add rounds once, two instructions round twice.
-set(MS_CUDA_EXACT random codec comm_reduce)
+set(MS_CUDA_EXACT random codec fp8 comm_reduce)
 
 # ms_add_images(VARIABLE): compiles cuda/*.cu of this layer, and appends to VARIABLE the C file with the images. Without a
 # toolkit, and under a sanitizer, whose builds run kernels on the host, each image is one byte, 0.

@@ -6,7 +6,7 @@
  * backward inside of the running one goes through what that run recorded.
  *
  * The second run must compute the same values as the first. So the node keeps the state of the
- * random numbers and the autocast dtype, and the versions of all that the function read: its
+ * random numbers and the precision, and the versions of all that the function read: its
  * inputs, and the tensors that it holds beside them (captures). What it holds is found by watching
  * which tensors its operators take that require a gradient or are parameters. Those that require
  * one become edges of the node, so that backward does not run their nodes before this one has
@@ -28,6 +28,7 @@ typedef struct ms_recomputed {
     void (*free_user)(void *);
     ms_random random; /* as it was when f ran first */
     ms_dtype autocast;
+    ms_fp8 fp8;
     bool fast_attention;
     uint32_t script, input_count, output_count;
     uint64_t *versions;   /* of the inputs before f ran first; stored after the inputs */
@@ -59,13 +60,16 @@ static ms_status run_again(ms_recomputed *kept, ms_tensor **outputs, uint32_t *c
     ms_engine *engine = kept->engine;
     ms_random now = ms_engine_random(engine);
     ms_dtype autocast = ms_engine_autocast(engine);
+    ms_fp8 fp8 = ms_engine_fp8(engine);
     bool fast = ms_engine_fast_attention(engine);
     bool recording = ms_engine_set_recording(engine, true);
     ms_engine_set_random(engine, kept->random);
     ms_engine_set_autocast(engine, kept->autocast);
+    ms_engine_set_fp8(engine, kept->fp8);
     ms_engine_set_fast_attention(engine, kept->fast_attention);
     ms_status status = kept->f(kept->user, kept->inputs, kept->input_count, outputs, count);
     ms_engine_set_fast_attention(engine, fast);
+    ms_engine_set_fp8(engine, fp8);
     ms_engine_set_autocast(engine, autocast);
     ms_engine_set_random(engine, now);
     ms_engine_set_recording(engine, recording);
@@ -163,6 +167,7 @@ static ms_status keep_inputs(ms_engine *engine, ms_tensor *const *inputs, uint32
     *kept = (ms_recomputed){ .engine = engine,
                              .random = ms_engine_random(engine),
                              .autocast = ms_engine_autocast(engine),
+                             .fp8 = ms_engine_fp8(engine),
                              .fast_attention = ms_engine_fast_attention(engine),
                              .script = ms_engine_script(engine),
                              .versions = (uint64_t *)(void *)(kept->inputs + count) };

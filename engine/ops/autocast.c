@@ -11,6 +11,7 @@
 #include "ops/autocast.h"
 
 #include "moonshard/ops.h"
+#include "ops/fp8.h"
 #include "ops/values.h"
 #include "tensor/op.h"
 #include "tensor/tensor.h"
@@ -190,7 +191,9 @@ ms_status ms_storage_recast(ms_storage *storage)
     if (!status && dropped) status = ms_storage_refill(storage, ms_engine_current(engine));
     if (status) return status;
     ms_tensor_restoring(engine, &origin->cast, &origin->weight);
-    status = ms_copy_into(engine, &origin->weight, &origin->cast);
+    status = origin->cast.dtype == MS_U8
+                 ? ms_fp8_encode_into(engine, &origin->weight, MS_FP8_E4M3, &origin->cast)
+                 : ms_copy_into(engine, &origin->weight, &origin->cast);
     ms_tensor_restoring(engine, NULL, NULL);
     return status;
 }
@@ -203,7 +206,9 @@ static ms_status make_cast(ms_engine *engine, ms_tensor *tensor, ms_dtype dtype,
 {
     ms_attributes attributes = { .cast = { .dtype = dtype } };
     ms_tensor *cast = NULL;
-    ms_status status = ms_op_unary(engine, &ms_op_cast, &attributes, tensor, &cast);
+    ms_status status = dtype == MS_U8
+                           ? ms_fp8_encode(engine, tensor, MS_FP8_E4M3, &cast)
+                           : ms_op_unary(engine, &ms_op_cast, &attributes, tensor, &cast);
     if (!status) status = tie(tensor, cast);
     if (status) {
         ms_tensor_release(cast);
@@ -229,9 +234,11 @@ ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype d
     uint64_t version = ms_tensor_version(tensor);
     if (tensor->cast
         && (tensor->cast->dtype != dtype || tensor->cast_version != version
+            || (dtype == MS_U8 && tensor->cast->count != ms_fp8_bytes(engine, tensor))
             || ms_storage_spoiled(tensor->cast->storage)))
         ms_tensor_drop_cast(tensor);
-    if (keep) tensor->cast_wish = dtype;
+    /* A payload needs the greatest size of the whole weight, which a step does not know. */
+    if (keep) tensor->cast_wish = dtype == MS_U8 ? MS_F32 : dtype;
     if (tensor->cast) {
         tensor->cast_is_new = false;
         ms_status recast = ms_storage_recast(tensor->cast->storage);

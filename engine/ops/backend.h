@@ -77,6 +77,8 @@
     K(orthonormalize) \
     /* codec.h */ \
     K(codec_encode) K(codec_decode) \
+    /* fp8.h */ \
+    K(fp8_encode) K(fp8_decode) \
     /* linear.h */ \
     K(activation) K(linear_backward) \
     /* norm.h */ \

@@ -35,6 +35,7 @@
 #include "exec/engine.h"
 #include "moonshard/ops.h"
 #include "ops/autocast.h"
+#include "ops/fp8.h"
 #include "ops/matmul.h"
 #include "ops/values.h"
 #include "tensor/op.h"
@@ -192,6 +193,39 @@ static ms_status multiply(ms_op_call *call, ms_tensor *rows, ms_tensor *matrix, 
     return status;
 }
 
+/* The same in 8 bits (fp8.h). Saved are the payloads, then `before`. Nothing but the bias is made
+ * with the product: on each device the activation is a task of its own, of the rounded sums. */
+static ms_status forward_in_fp8(ms_op_call *call, int64_t width, ms_dtype compute)
+{
+    ms_engine *engine = call->engine;
+    ms_tensor *x = call->inputs[0], *w = call->inputs[1], *codes = NULL, *weight = NULL,
+              *out = NULL, *flat = NULL;
+    int64_t shape[MS_DIMS_MAX], in = x->shape[x->dims - 1],
+                                rows = ms_shape_count(x->dims - 1, x->shape);
+    memcpy(shape, x->shape, sizeof shape);
+    shape[x->dims - 1] = width;
+    ms_status status = ms_fp8_check(call, compute, rows, in, width);
+    if (!status) status = ms_fp8_encode(engine, x, MS_FP8_E4M3, &codes);
+    if (!status) status = ms_tensor_cast_cached(engine, w, MS_U8, true, &weight);
+    if (!status) status = ms_tensor_new(engine, compute, x->dims, shape, &out);
+    if (!status) status = ms_matrix_flattened(engine, out, &flat);
+    ms_fp8_matrix left = { .payload = codes, .rows = rows, .columns = in },
+                  right = { .payload = weight,
+                            .rows = w->shape[0],
+                            .columns = w->shape[1],
+                            .turned = call->op == &ms_op_linear };
+    if (!status) status = ms_fp8_product(engine, &left, &right, bias_of(call), flat);
+    if (!status) status = ms_op_save(call, codes);
+    if (!status) status = ms_op_save(call, weight);
+    if (!status && is_activated(&call->attributes)) status = activate(call, out);
+    else if (!status) call->outputs[0] = ms_tensor_retain(out);
+    ms_tensor_release(codes);
+    ms_tensor_release(weight);
+    ms_tensor_release(out);
+    ms_tensor_release(flat);
+    return status;
+}
+
 /* x is cast for this product only, the weight's cast is kept for the step. Saved are the operands
  * as the product took them (casts, under autocast; codes of a coded weight), then `before` if there
  * is an activation. `out`
@@ -206,6 +240,8 @@ static ms_status linear_forward(ms_op_call *call)
     ms_dtype compute = MS_F32;
     ms_status status = linear_check(call, &width, &compute);
     if (status) return status;
+    if (ms_fp8_is_on(engine) && !is_coded(call->inputs[1], &call->attributes))
+        return forward_in_fp8(call, width, compute);
     uint32_t dims = call->inputs[0]->dims;
     memcpy(shape, call->inputs[0]->shape, sizeof shape);
     shape[dims - 1] = width;
@@ -407,6 +443,43 @@ static ms_status pass(const ms_op_gradient *gradient, ms_tensor *rows, bool sums
     return MS_OK;
 }
 
+/* The same in 8 bits: h is encoded once for both products. Payloads of x and of the weight are
+ * those of the forward. */
+static ms_status backward_in_fp8(const ms_op_gradient *gradient, ms_tensor *h)
+{
+    ms_engine *engine = gradient->engine;
+    const ms_tensor_info *w = &gradient->inputs[1];
+    bool stored = gradient->op == &ms_op_linear_t; /* the weight is [in, out] */
+    int64_t rows = h->shape[0], out = h->shape[1], in = w->shape[stored ? 0 : 1];
+    ms_tensor *codes = NULL, *flat = NULL;
+    ms_fp8_matrix x = { .payload = gradient->saved[0], .rows = rows, .columns = in },
+                  weight = { .payload = gradient->saved[1],
+                             .rows = w->shape[0],
+                             .columns = w->shape[1],
+                             .turned = stored },
+                  g = { .rows = rows, .columns = out, .format = MS_FP8_E5M2 };
+    ms_status status = MS_OK;
+    if (gradient->needs[0] || gradient->needs[1])
+        status = ms_fp8_encode(engine, h, MS_FP8_E5M2, &codes);
+    g.payload = codes;
+    if (!status && gradient->needs[1]) {
+        ms_fp8_matrix *left = stored ? &x : &g, *right = stored ? &g : &x;
+        left->turned = true;
+        status = ms_op_result(gradient, 1, &gradient->results[1]);
+        if (!status) status = ms_fp8_product(engine, left, right, NULL, gradient->results[1]);
+    }
+    g.turned = false;
+    if (!status && gradient->needs[0])
+        status = ms_tensor_new(engine, gradient->inputs[0].dtype, gradient->inputs[0].dims,
+                               gradient->inputs[0].shape, &gradient->results[0]);
+    if (!status && gradient->needs[0])
+        status = ms_matrix_flattened(engine, gradient->results[0], &flat);
+    if (!status && gradient->needs[0]) status = ms_fp8_product(engine, &g, &weight, NULL, flat);
+    ms_tensor_release(codes);
+    ms_tensor_release(flat);
+    return status;
+}
+
 /* Gradients as stated at the top of this file. saved: x, weight, and `before` with an activation.
  * Results that were made before a failure are the caller's to release. */
 static ms_status linear_backward(ms_op_gradient *gradient)
@@ -414,13 +487,14 @@ static ms_status linear_backward(ms_op_gradient *gradient)
     ms_engine *engine = gradient->engine;
     ms_tensor *x = gradient->saved[0], *w = gradient->saved[1], *arrived = NULL, *g = NULL,
               *rows = NULL;
-    bool sums = false;
+    bool sums = false, is_fp8 = x->dtype == MS_U8;
     ms_status status = gradient_rows(engine, gradient->gradients[0], &arrived);
-    if (!status) sums = product_sums(gradient, arrived);
+    if (!status && !is_fp8) sums = product_sums(gradient, arrived);
     if (!status) status = pass(gradient, arrived, sums, &g);
-    if (!status) status = ms_matrix_flattened(engine, x, &rows);
-    if (!status && gradient->needs[1]) status = weight_gradient(gradient, rows, g, sums);
-    if (!status && gradient->needs[0]) status = input_gradient(gradient, w, g);
+    if (!status && is_fp8) status = backward_in_fp8(gradient, g);
+    else if (!status) status = ms_matrix_flattened(engine, x, &rows);
+    if (rows && gradient->needs[1]) status = weight_gradient(gradient, rows, g, sums);
+    if (rows && !status && gradient->needs[0]) status = input_gradient(gradient, w, g);
     ms_tensor_release(arrived);
     ms_tensor_release(g);
     ms_tensor_release(rows);

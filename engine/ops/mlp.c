@@ -7,8 +7,10 @@
  *
  * On a GPU, in 16 bits, products make gelu and its gradient of their sums in f32 (linear.c), and
  * backward makes gelu of the rounded sums. Two calls of linear round the gradient before it goes
- * through gelu. So gradients differ by one rounding. */
+ * through gelu. So gradients differ by one rounding. In 8 bits (fp8.h) no product makes more than
+ * itself, and the bits are those of two calls. */
 #include "moonshard/ops.h"
+#include "ops/fp8.h"
 #include "ops/linear.h"
 #include "tensor/op.h"
 #include "tensor/state.h"
@@ -102,21 +104,43 @@ static ms_status go_back(ms_op_gradient *gradient, uint32_t weight, ms_tensor *g
     return status;
 }
 
-/* gelu's result is made for the second weight's gradient only, and is released before its own
- * gradient is made, which is as large. */
-static ms_status second_back(ms_op_gradient *gradient, const ms_tensor_info *between)
+/* Whether the layers computed in 8 bits: forward has saved payloads. */
+static bool is_fp8(const ms_op_gradient *gradient) { return gradient->saved[X]->dtype == MS_U8; }
+
+/* The result of gelu as the second product took it. In 8 bits the same numbers give the payload of
+ * the forward. */
+static ms_status make_hidden(const ms_op_gradient *gradient, ms_tensor **out)
 {
-    ms_tensor *before = gradient->saved[2], *hidden = NULL;
-    ms_status status = MS_OK;
-    if (gradient->needs[SECOND]) status = ms_gelu_new(gradient->engine, before, &hidden);
-    ms_tensor *saved[] = { hidden ? hidden : before, gradient->saved[3] };
-    if (!status)
-        status = go_back(gradient, SECOND, gradient->gradients[0], &gradient->outputs[0], between,
-                         false, saved, false);
+    ms_tensor *hidden = NULL;
+    ms_status status = ms_gelu_new(gradient->engine, gradient->saved[2], &hidden);
+    if (status || !is_fp8(gradient)) {
+        *out = hidden;
+        return status;
+    }
+    status = ms_fp8_encode(gradient->engine, hidden, MS_FP8_E4M3, out);
     ms_tensor_release(hidden);
     return status;
 }
 
+/* gelu's result is made for the second weight's gradient only, and is released before its own
+ * gradient is made, which is as large. needs_x: that gradient is made here, and becomes
+ * results[X]. */
+static ms_status second_back(ms_op_gradient *gradient, const ms_tensor_info *between, bool needs_x)
+{
+    ms_tensor *hidden = NULL;
+    ms_status status = MS_OK;
+    if (gradient->needs[SECOND]) status = make_hidden(gradient, &hidden);
+    /* Without a gradient of the weight only the dtype of the first one counts. */
+    ms_tensor *unread = gradient->saved[is_fp8(gradient) ? X : 2];
+    ms_tensor *saved[] = { hidden ? hidden : unread, gradient->saved[3] };
+    if (!status)
+        status = go_back(gradient, SECOND, gradient->gradients[0], &gradient->outputs[0], between,
+                         needs_x, saved, false);
+    ms_tensor_release(hidden);
+    return status;
+}
+
+/* In 8 bits the incoming gradient is encoded once, for both products of the second layer. */
 static ms_status mlp_backward(ms_op_gradient *gradient)
 {
     ms_tensor *before = gradient->saved[2], *g = NULL;
@@ -124,11 +148,16 @@ static ms_status mlp_backward(ms_op_gradient *gradient)
     for (uint32_t d = 0; d < before->dims; d++) between.shape[d] = before->shape[d];
     bool needs_first = gradient->needs[X] || gradient->needs[FIRST]
                        || (gradient->input_count > FIRST_BIAS && gradient->needs[FIRST_BIAS]),
-         goes_through = ms_products_make_gelu(gradient->engine, before);
-    ms_status status = second_back(gradient, &between);
+         at_once = is_fp8(gradient),
+         goes_through = !at_once && ms_products_make_gelu(gradient->engine, before);
+    ms_status status = second_back(gradient, &between, at_once && needs_first);
     if (!needs_first || status) return status;
-    status = ms_linear_back(gradient->engine, layer_of(gradient->op), gradient->saved[3],
-                            gradient->gradients[0], goes_through ? before : NULL, &between, &g);
+    if (at_once) {
+        g = gradient->results[X];
+        gradient->results[X] = NULL;
+    } else
+        status = ms_linear_back(gradient->engine, layer_of(gradient->op), gradient->saved[3],
+                                gradient->gradients[0], goes_through ? before : NULL, &between, &g);
     if (!status)
         status = go_back(gradient, FIRST, g, &between, &gradient->inputs[X], gradient->needs[X],
                          gradient->saved, !goes_through);

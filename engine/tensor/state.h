@@ -74,6 +74,7 @@ struct ms_tensor_state {
     size_t chunk_count, chunk_capacity;
     ms_tensor *casts; /* tensors that hold a cast of themselves */
     ms_dtype autocast;
+    ms_fp8 fp8;
     bool fast_attention;
     ms_staged *staged;
     /* readbacks: those that exist. `staged` has room for each of them, as ms_readback_free cannot

@@ -37,7 +37,7 @@ local TABLES = {
 
 -- Headers in C++, which only the kernels of GPUs include. The C compiler cannot read them.
 local NOT_C = {}
-for name in ("device gelu order scan sine tile"):gmatch("%S+") do
+for name in ("device gelu order scan sine small_float tile"):gmatch("%S+") do
   NOT_C[("engine/ops/cuda/%s.h"):format(name)] = true
 end
 

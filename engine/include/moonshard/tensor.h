@@ -301,6 +301,14 @@ MS_API const ms_op *ms_op_at(uint32_t index);     /* all operators, from 0; NULL
  * MS_F32: off. */
 MS_API void ms_engine_set_autocast(ms_engine *engine, ms_dtype dtype);
 MS_API ms_dtype ms_engine_autocast(const ms_engine *engine);
+/* How linear, linear_t and mlp compute under autocast to bf16. ON: in 8-bit floats, input and
+ * weight as E4M3 and incoming gradients as E5M2, each tensor with a scale of its own; sums in f32.
+ * On a GPU this takes a compute capability of 8.9, or the first product is refused. EMULATED: the
+ * same numbers are multiplied in bf16, as other devices do always. Rows, inputs and outputs are
+ * multiples of 16. All other operators, and weights in codes, are as under autocast to bf16. */
+typedef enum ms_fp8 { MS_FP8_OFF, MS_FP8_ON, MS_FP8_EMULATED } ms_fp8;
+MS_API void ms_engine_set_fp8(ms_engine *engine, ms_fp8 mode);
+MS_API ms_fp8 ms_engine_fp8(const ms_engine *engine);
 /* Gradients of attention whose forward comes from now on may be summed in the order that is
  * fastest: their bits then differ from run to run. It has an effect on GPUs, for calls of cuDNN
  * with a multiple of 64 queries and of keys. False at first. */

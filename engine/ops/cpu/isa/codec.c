@@ -8,19 +8,11 @@
 
 #include <string.h>
 
-#include "ops/cpu/row.h"
+#include "ops/cpu/small_float.h"
 
 /* Greatest number of a block that is not taken for zeros: its reciprocal times 448 is a float. */
 #define LEAST 1e-35f
 #define MOST 0x1.fffffcp127f /* a scale of it times its greatest code is a float */
-
-/* The floats of 8 bits (E4M3) and of 4 bits (E2M1): bits of the mantissa, the exponent of the least
- * normal number as f32 stores it, and the greatest number. */
-typedef struct small_float {
-    int mantissa, least, greatest;
-} small_float;
-/* Neither format has an infinity here: larger numbers become the greatest one. */
-static const small_float fp8 = { 3, 121, 448 }, fp4 = { 1, 127, 6 };
 
 /* The greatest number that a code represents; the scale maps the greatest number of a block to
  * it. */
@@ -33,69 +25,10 @@ MS_VECTOR float greatest_code(ms_codec_kind kind)
 
 /* ---------------------------------------------------------- sixteen numbers */
 
-/* 1.5 * 2^23: added and subtracted, it leaves a whole number, ties to even; its low bits are that
- * number. For |x| < 2^22. */
-#define WHOLE 12582912.0f
-
-/* To nearest, or stochastically: floor(x + u) with u from [0, 1) rounds up with the probability of
- * the fraction, so the expected value is x. Without contraction and with 16 lanes this gives the
- * same codes on every instruction set; a device that rounds in the same way can be compared with it
- * byte by byte. */
-MS_VECTOR ms_vf round_lanes(ms_vf x, const float *u)
-{
-    if (u == NULL) return (x + WHOLE) - WHOLE;
-    ms_vf up = x + ms_v_load(u), whole = (up + WHOLE) - WHOLE;
-    return whole - (ms_vf)(ms_v_less(up, whole) & (ms_vi)ms_v_splat(1.0f)); /* floor */
-}
-
 /* Scaling and rounding up can leave the range by one code. */
 MS_VECTOR ms_vf keep_within(ms_vf x, float most)
 {
     return ms_v_lesser(ms_v_greater(x, ms_v_splat(-most)), ms_v_splat(most));
-}
-/* The low bits of a whole number, negative ones in two's complement. */
-MS_VECTOR ms_vu whole_bits(ms_vf whole) { return (ms_vu)(whole + WHOLE); }
-
-/* Codes of numbers that were divided by their scale. A number is rounded to a multiple of its step,
- * which is 2^(exponent - mantissa bits), and never below the step of subnormals. Then the exponent
- * is rebased to the small format. Rounding up may carry into the next exponent, which the bit
- * arithmetic carries along. `size` is cut to the greatest number first, so an exponent never is too
- * large for the format. `smallest` is the inverse of the step of subnormals. */
-MS_VECTOR ms_vu encode_float(ms_vf x, const float *u, const small_float f)
-{
-    ms_vu sign = (ms_vu)x >> 31;
-    ms_vf size = ms_v_lesser(ms_v_abs(x), ms_v_splat((float)f.greatest));
-    ms_vi exponent = (ms_vi)((ms_vu)size >> 23), least = ms_v_splat_int(f.least);
-    exponent = (ms_vi)ms_v_select((ms_vi)ms_v_less(ms_v_from_int(exponent), ms_v_from_int(least)),
-                                  (ms_vf)least, (ms_vf)exponent);
-    ms_vf step = (ms_vf)((ms_vu)(exponent - f.mantissa) << 23),
-          inverse = (ms_vf)((ms_vu)(254 - (exponent - f.mantissa)) << 23);
-    /* Scaling by powers of two is exact, so this rounds once. */
-    ms_vf value = round_lanes(size * inverse, u) * step;
-    value = ms_v_lesser(value, ms_v_splat((float)f.greatest));
-    ms_vu normal =
-        ((ms_vu)value >> (23 - f.mantissa)) - (((ms_vu)ms_v_splat_int(f.least) - 1) << f.mantissa);
-    ms_vf smallest = (ms_vf)((ms_vu)ms_v_splat_int(254 - (f.least - f.mantissa)) << 23);
-    /* Below the least normal number the code counts steps of the smallest size. */
-    ms_vu subnormal = whole_bits(value * smallest) & 0xffu;
-    ms_vu code = (ms_vu)ms_v_select(ms_v_less(value, (ms_vf)((ms_vu)least << 23)), (ms_vf)subnormal,
-                                    (ms_vf)normal);
-    return code | sign << (f.mantissa == 3 ? 7 : 3);
-}
-
-/* Exact: every small float is an f32. Subnormals are a count of the smallest step. The sign bit is
- * put back as a bit, so a negative zero stays one. */
-MS_VECTOR ms_vf decode_float(ms_vu code, const small_float f)
-{
-    int width = f.mantissa == 3 ? 7 : 3;
-    ms_vu sign = (code >> width) << 31, size = code & ((1u << width) - 1);
-    ms_vu normal = (size << (23 - f.mantissa)) + (((ms_vu)ms_v_splat_int(f.least) - 1) << 23);
-    ms_vf quantum = (ms_vf)((ms_vu)ms_v_splat_int(f.least - f.mantissa) << 23);
-    ms_vf subnormal = ms_v_from_int((ms_vi)size) * quantum;
-    ms_vf value =
-        ms_v_select(ms_v_less(ms_v_from_int((ms_vi)size), ms_v_splat((float)(1 << f.mantissa))),
-                    subnormal, (ms_vf)normal);
-    return (ms_vf)((ms_vu)value | sign);
 }
 
 /* Integers are symmetric, -127 .. 127 and -7 .. 7 (stored with an offset of 8), so that negation is
@@ -105,7 +38,7 @@ MS_VECTOR ms_vu encode_lanes(const ms_codec_kind K, ms_vf x, const float *u)
     if (K == MS_CODEC_INT8) return whole_bits(keep_within(round_lanes(x, u), 127.0f)) & 0xffu;
     if (K == MS_CODEC_INT4) return (whole_bits(keep_within(round_lanes(x, u), 7.0f)) + 8u) & 0xfu;
     if (K == MS_CODEC_SIGN) return ~(ms_vu)x >> 31;
-    return encode_float(x, u, K == MS_CODEC_FP8 ? fp8 : fp4);
+    return encode_float(x, u, K == MS_CODEC_FP8 ? e4m3 : fp4);
 }
 
 /* The shift to the left and back extends the sign of 8 bits; an int4 has an offset of 8 instead. */
@@ -114,7 +47,7 @@ MS_VECTOR ms_vf decode_lanes(const ms_codec_kind K, ms_vu code)
     if (K == MS_CODEC_INT8) return ms_v_from_int((ms_vi)(code << 24) >> 24);
     if (K == MS_CODEC_INT4) return ms_v_from_int((ms_vi)code - 8);
     if (K == MS_CODEC_SIGN) return ms_v_from_int((ms_vi)(code << 1) - 1);
-    return decode_float(code, K == MS_CODEC_FP8 ? fp8 : fp4);
+    return decode_float(code, K == MS_CODEC_FP8 ? e4m3 : fp4);
 }
 
 /* ------------------------------------------------------------------ packing */

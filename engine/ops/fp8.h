@@ -1,0 +1,104 @@
+/* fp8.h: products of linear layers in 8-bit floats: payloads, and the arguments of their kernels.
+ *
+ * Under autocast to bf16 with ms_engine_set_fp8, linear, linear_t and mlp multiply codes of 8 bits:
+ * input and weight as E4M3, the incoming gradient as E5M2. All else is as under autocast to bf16.
+ *
+ * A payload is a matrix in codes: one tensor of u8, so that it is kept for a step, tied to its
+ * weight, computed again after a drop, and saved for backward as any other cast. It has the codes,
+ * row by row, and then an ms_fp8_scale. The rows and columns are multiples of 16, so the scale is
+ * aligned to 256 bytes.
+ *
+ * Invariants
+ * - A code represents its number times `scale`, a power of two. So scaling is exact, before the
+ *   cast and after the product, and the codes are those of a cast to nearest even of x / scale.
+ * - The scale is the least one at which the greatest |x| is at most the format's greatest number:
+ *   nothing saturates. The greatest |x| does not depend on the order in which it is found.
+ * - A scale is at least 2^-100. So numbers that a device may take for 0 (subnormal ones) have the
+ *   codes of 0 on all devices. The scale of zeros is 1.
+ * - Where a number is not finite, the scale is NaN and all codes are NaN: the result shows it.
+ * - Codes, maxima and scales have the same bits on all devices. Products are sums in f32 of the
+ *   numbers that the codes represent, and differ in their order only. */
+#ifndef MOONSHARD_OPS_FP8_H
+#define MOONSHARD_OPS_FP8_H
+
+#include "ops/backend.h"
+
+typedef enum ms_fp8_format { MS_FP8_E4M3, MS_FP8_E5M2 } ms_fp8_format;
+
+/* Sizes of matrices in codes are multiples of it: products of 8 bits read pieces of 16 bytes. */
+#define MS_FP8_MULTIPLE 16
+
+typedef struct ms_fp8_scale {
+    float scale;   /* what a code's number counts for */
+    uint32_t most; /* the bits of the greatest |x|; those of a NaN are the greatest */
+} ms_fp8_scale;
+
+/* codes = x / scale, both contiguous; x is f32 or bf16. turned: the codes of the transpose, on a
+ * device for GPUs, or NULL. The scale is made first. */
+typedef struct ms_fp8_encode_args {
+    const void *x;
+    uint8_t *codes, *turned;
+    ms_fp8_scale *scale;
+    int64_t rows, columns;
+    uint8_t dtype, format;
+} ms_fp8_encode_args;
+
+/* out = codes * scale, bf16: exact. */
+typedef struct ms_fp8_decode_args {
+    const uint8_t *codes;
+    const ms_fp8_scale *scale;
+    uint16_t *out;
+    int64_t count;
+    uint8_t format;
+} ms_fp8_decode_args;
+
+/* The bits of a scale from those of the greatest |x|. 448 and 57344 are 1.75 * 2^8 and 1.75 * 2^15.
+ */
+MS_EVERYWHERE uint32_t ms_fp8_scale_bits(uint32_t most, ms_fp8_format format)
+{
+    int32_t greatest = format == MS_FP8_E4M3 ? 8 : 15, least = 127 - 100;
+    if (most >= 0x7f800000u) return 0x7fc00000u;
+    if (most == 0) return 0x3f800000u;
+    int32_t exponent = (int32_t)(most >> 23) - greatest + ((most & 0x7fffffu) > 0x600000u);
+    return (uint32_t)(exponent > least ? exponent : least) << 23;
+}
+/* Of its reciprocal, by which numbers are multiplied: exact. */
+MS_EVERYWHERE uint32_t ms_fp8_inverse_bits(uint32_t scale)
+{
+    return scale >= 0x7f800000u ? scale : (254u << 23) - scale;
+}
+
+#ifndef __cplusplus
+
+struct ms_op_call;
+
+/* Whether linear layers compute in 8 bits now. */
+bool ms_fp8_is_on(const ms_engine *engine);
+/* Refuses what no product of 8 bits takes, with what to do: other dtypes than f32 and bf16, and
+ * sizes that are not multiples of 16. */
+ms_status ms_fp8_check(const struct ms_op_call *call, ms_dtype compute, int64_t rows, int64_t in,
+                       int64_t out);
+
+/* Elements of the payload of a tensor, as a matrix of its last dimension. */
+int64_t ms_fp8_bytes(const ms_engine *engine, const ms_tensor *x);
+/* The payload of x, f32 or bf16 [..., columns]. */
+ms_status ms_fp8_encode_into(ms_engine *engine, ms_tensor *x, ms_fp8_format format,
+                             ms_tensor *payload);
+/* The same as a new tensor, u8 of one dimension. Caller releases. */
+ms_status ms_fp8_encode(ms_engine *engine, ms_tensor *x, ms_fp8_format format, ms_tensor **out);
+
+/* An operand of a product: the payload of a matrix [rows, columns]. turned: its transpose is
+ * multiplied. */
+typedef struct ms_fp8_matrix {
+    ms_tensor *payload;
+    int64_t rows, columns;
+    ms_fp8_format format;
+    bool turned;
+} ms_fp8_matrix;
+
+/* out[m, n] = a[m, k] b[k, n] (+ bias[n], or NULL), rounded once to out's dtype, bf16 or f32. */
+ms_status ms_fp8_product(ms_engine *engine, const ms_fp8_matrix *a, const ms_fp8_matrix *b,
+                         ms_tensor *bias, ms_tensor *out);
+
+#endif
+#endif
