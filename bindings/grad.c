@@ -410,27 +410,64 @@ static int no_grad(lua_State *L)
     return lua_gettop(L) - 1;
 }
 
-/* core.autocast(dtype, f) -> what f returns; operators that allow it run in that dtype inside. The
- * setting is the engine's, so it holds for library code that f calls as well. */
+/* The dtype of autocast at index 1, and in *fp8 how linear layers compute: "fp8" is bf16 for all
+ * others. */
+static ms_dtype autocast_dtype(lua_State *L, ms_fp8 *fp8)
+{
+    static const char *const keys[] = { "emulate", NULL };
+    const char *name = lua_tostring(L, 1);
+    ms_lua_known_keys(L, 3, keys, "option of autocast");
+    bool emulate = lua_istable(L, 3) && ms_lua_field_boolean(L, 3, "emulate", false);
+    *fp8 = MS_FP8_OFF;
+    if (name && strcmp(name, "fp8") == 0) {
+        *fp8 = emulate ? MS_FP8_EMULATED : MS_FP8_ON;
+        return MS_BF16;
+    }
+    ms_dtype dtype = ms_lua_dtype(L, 1);
+    if (dtype != MS_BF16 && dtype != MS_F16 && dtype != MS_F32)
+        ms_lua_error(L, "autocast: \"bf16\", \"f16\" or \"fp8\" is expected (\"f32\" turns it off "
+                        "inside)");
+    if (emulate) ms_lua_error(L, "autocast: emulate belongs to \"fp8\"");
+    return dtype;
+}
+
+/* core.autocast(dtype, f, { emulate = false }?) -> what f returns; operators that allow it run in
+ * that dtype inside. The setting is the engine's, so it holds for library code that f calls as
+ * well. */
 static int autocast(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
-    ms_dtype dtype = ms_lua_dtype(L, 1);
-    if (dtype != MS_BF16 && dtype != MS_F16 && dtype != MS_F32)
-        return ms_lua_error(
-            L, "autocast: \"bf16\" or \"f16\" is expected (\"f32\" turns it off inside)");
+    ms_fp8 fp8, fp8_before = ms_engine_fp8(engine);
+    ms_dtype dtype = autocast_dtype(L, &fp8);
     luaL_checktype(L, 2, LUA_TFUNCTION);
     lua_settop(L, 2);
     /* Scopes nest: each puts back what it found, and the innermost one holds. */
     ms_dtype before = ms_engine_autocast(engine);
     ms_engine_set_autocast(engine, dtype);
+    ms_engine_set_fp8(engine, fp8);
     ms_status status = call_scope(L, 2);
+    ms_engine_set_fp8(engine, fp8_before);
     ms_engine_set_autocast(engine, before);
     /* From here on the casts of weights are the tape's alone, so backward frees each with its last
      * use. Where nothing is recorded they serve the next scopes, until the step ends. */
     if (before == MS_F32 && ms_engine_is_recording(engine)) ms_engine_drop_casts(engine);
     ms_lua_ok(L, status);
     return lua_gettop(L) - 2;
+}
+
+/* core.without_fp8(f) -> what f returns: under autocast to "fp8", linear layers inside compute as
+ * under autocast to "bf16". */
+static int without_fp8(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    luaL_checktype(L, 1, LUA_TFUNCTION);
+    lua_settop(L, 1);
+    ms_fp8 before = ms_engine_fp8(engine);
+    ms_engine_set_fp8(engine, MS_FP8_OFF);
+    ms_status status = call_scope(L, 1);
+    ms_engine_set_fp8(engine, before);
+    ms_lua_ok(L, status);
+    return lua_gettop(L) - 1;
 }
 
 /* core.attention(how, f) -> what f returns; how: "deterministic" or "fast", see
@@ -662,6 +699,7 @@ void ms_open_grad(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "no_grad", no_grad },
                                           { "autocast", autocast },
+                                          { "without_fp8", without_fp8 },
                                           { "attention", attention },
                                           { "on_device", on_device },
                                           { "is_recording", is_recording },

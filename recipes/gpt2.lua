@@ -55,7 +55,7 @@ local cfg = ms.config(ms.scripts.options {
     false, help = "run blocks again in backward instead of keeping their activations",
   },
   dtype      = {
-    "auto", choices = { "auto", "f32", "bf16", "f16" },
+    "auto", choices = { "auto", "f32", "bf16", "f16", "fp8" },
     help = "of matrix products; auto: bf16 where the device multiplies it, else f32",
   },
   graph      = { false, help = "launch what each step repeats as graphs, on a GPU" },

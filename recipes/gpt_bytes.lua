@@ -17,7 +17,7 @@ local cfg = ms.config(ms.scripts.options {
   decay   = { 0.1, help = "weight decay" },
   clip    = { 1.0, help = "global norm of gradients" },
   dtype   = {
-    "auto", choices = { "auto", "f32", "bf16", "f16" },
+    "auto", choices = { "auto", "f32", "bf16", "f16", "fp8" },
     help = "of matrix products; auto: bf16 where the device multiplies it, else f32",
   },
   graph   = { false, help = "launch what each step repeats as graphs, on a GPU" },

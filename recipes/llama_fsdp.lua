@@ -14,7 +14,7 @@ local cfg = ms.config {
   clip       = { 1.0, help = "global norm of gradients, over all shards" },
   recompute  = { false, help = "run blocks again in backward: less memory, more time" },
   dtype      = {
-    "auto", choices = { "auto", "f32", "bf16", "f16" },
+    "auto", choices = { "auto", "f32", "bf16", "f16", "fp8" },
     help = "of matrix products; auto: bf16 where the device multiplies it, else f32",
   },
   graph      = { false, help = "launch what each step repeats as graphs, on a GPU" },

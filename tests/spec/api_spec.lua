@@ -231,6 +231,7 @@ describe("the annotations", function()
     ["ms.Tensor.rotary"] = function(o) x:view(1, 1, 2, 2):rotary(0, 1e4, o) end,
     ["ms.codec"] = of(ms, "codec", "int8"),
     ["ms.stream"] = of(ms, "stream", "of_api_spec"),
+    ["ms.autocast"] = of(ms, "autocast", "fp8", nothing),
     ["ms.ddp"] = of(ms, "ddp", layer),
     ["ms.data.mnist"] = of(ms.data, "mnist", folder),
     ["ms.nn.pretrained"] = of(ms.nn, "pretrained", folder),

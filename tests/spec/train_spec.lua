@@ -345,7 +345,7 @@ end
       ["{ model = m, optimizer = o, data = d, steps = 1.5 }"] = "option steps must be a count",
       ["{ model = 1, optimizer = o, data = d, steps = 1 }"] = "option model must be a module",
       ["{ model = m, optimizer = o, data = d, steps = 1, dtype = 'f8' }"] =
-        "dtype is one of f32, bf16, f16, auto, not 'f8'",
+        "dtype is one of f32, bf16, f16, fp8, auto, not 'f8'",
       ["{ model = m, optimizer = o, data = d, steps = 1, eval = { every = 1 } }"] =
         "eval needs valid",
       ["{ model = m, optimizer = o, data = d, steps = 1, save = {} }"] = "save.every is missing",

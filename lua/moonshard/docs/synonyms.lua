@@ -83,6 +83,8 @@ return {
     "ms.recompute ModelOptions.recompute" },
   { "autocast, amp, mixed precision, automatic mixed precision, torch.cuda.amp, fp16 training, \z
       bf16 training", "ms.autocast TrainOptions.dtype ms.Precision" },
+  { "fp8, float8, 8-bit training, torchao.float8, transformer engine, fp8_autocast, e4m3, e5m2",
+    "ms.autocast TrainOptions.dtype TrainOptions.emulate" },
   { "GradScaler, loss scaling, loss scaler", "ms.optim.scaler TrainOptions.dtype" },
   -- Modules.
   { "nn.Module, torch.nn.Module, keras.Model, layer, model class, subclass, custom layer",

@@ -387,7 +387,7 @@
 --- ```
 ---@field Sequential fun(...: ms.Module): ms.Module   calls one module after another
 -- layers
---- X weight^T + bias.
+--- X weight^T + bias. Assigning `layer.fp8 = false` keeps it in 16 bits under `ms.autocast "fp8"`.
 --- ```lua
 --- ms.nn.Linear(3, 2)(ms.ones { 5, 3 }):shape() --> { 5, 2 }
 --- ```

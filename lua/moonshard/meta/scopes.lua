@@ -50,12 +50,20 @@
 --- f32. In place a tensor keeps its dtype. Weights stay f32, and their gradients are never rounded;
 --- their casts are kept until the outermost f returns, or to the end of the step where nothing is
 --- recorded. An optimizer's step makes the next ones.
+---
+--- "fp8" is "bf16" with `linear`, `linear_t` and `mlp` in 8 bits: inputs and weights as E4M3,
+--- incoming gradients as E5M2, each tensor divided by a power of two that makes its greatest number
+--- fit. Sums are made in f32. Rows, inputs and outputs must be multiples of 16. A layer with
+--- `fp8 = false`, and what is inside of `ms.autocast("bf16", f)`, stays in 16 bits; so do the head and
+--- the first product of `nn.gpt2`, `nn.llama` and `nn.decoder`, and weights in codes. A GPU needs a
+--- compute capability of 8.9. With `emulate = true`, and on CPUs always, the same numbers are
+--- multiplied in bf16.
 --- ```lua
 --- local a, b = ms.full(1.001, { 1, 1 }), ms.full(100, { 1, 1 })
 --- a:matmul(b) --> { { 100.1 } }
 --- ms.autocast("bf16", function() return a:matmul(b) end) --> { { 100.0 } }
 --- ```
----@field autocast fun(dtype: "bf16"|"f16", f: function)
+---@field autocast fun(dtype: "bf16"|"f16"|"fp8", f: function, options?: { emulate?: boolean }): any
 --- How the gradients of attention inside f are added up: "deterministic", in a fixed order (the
 --- default outside of f); or "fast", in the order that is fastest: a GPU's bits then differ from
 --- run to run. It has an effect on GPUs with cuDNN, for a multiple of 64 queries and of keys;

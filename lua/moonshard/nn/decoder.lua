@@ -103,6 +103,9 @@ local function make_body(holder, o, row)
   if o.positions == "learned" then holder[names.places] = layers.Embedding(o.context, o.width) end
   if row.embeddings then row.embeddings(holder, o) end
   for i = 1, o.layers do blocks[i] = row.Block(o, row, i) end
+  -- What the embeddings go into is kept out of fp8, as the head is: errors there are not averaged.
+  local first = blocks[1][names.attention]
+  for _, name in ipairs(first.first_products or {}) do first[name].fp8 = false end
   holder[names.blocks] = layers.List(blocks)
   holder[names.last] = norm_of(o)
 end
@@ -263,6 +266,7 @@ function Decoder:make(options, description)
   if row.Body then self[row.names.body] = row.Body(o, row) else make_body(self, o, row) end
   if not o.tie then
     self.lm_head = layers.Linear(o.width, o.vocab, { bias = false })
+    self.lm_head.fp8 = false
   end
   if not row.redraw then return end
   core.no_grad(function()
@@ -304,7 +308,7 @@ end
 
 local function head(self, x)
   if self.lm_head then return self.lm_head(x) end
-  return x:linear(embedding_weight(self))
+  return core.without_fp8(function() return x:linear(embedding_weight(self)) end)
 end
 
 -- What head multiplies with, if it is a product and nothing else; nil: it is more.

@@ -15,7 +15,10 @@ function Conv1D:init(inputs, outputs, std)
   self.bias = module.Parameter(core.zeros { outputs })
 end
 
-function Conv1D:forward(x, activation) return x:linear_t(self.weight, self.bias, activation) end
+function Conv1D:forward(x, activation)
+  if self.fp8 ~= false then return x:linear_t(self.weight, self.bias, activation) end
+  return core.without_fp8(function() return x:linear_t(self.weight, self.bias, activation) end)
+end
 local linear_forward = Conv1D.forward
 
 -- Weights of layers that write into the residual stream get a smaller standard deviation, by the
@@ -23,6 +26,7 @@ local linear_forward = Conv1D.forward
 local function last_std(o) return 0.02 / math.sqrt(2 * o.layers) end
 
 local Attention = module.class "GPT2Attention"
+Attention.first_products = { "c_attn" }
 
 function Attention:init(o)
   self.head, self.dropout = o.width // o.heads, o.dropout or 0

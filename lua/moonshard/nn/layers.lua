@@ -48,7 +48,8 @@ end
 ---@return ms.Tensor [..., outputs]
 function Linear:forward(x, activation)
   argument("Linear", "x", x, "tensor")
-  return x:linear(self.weight, self.bias, activation)
+  if self.fp8 ~= false then return x:linear(self.weight, self.bias, activation) end
+  return core.without_fp8(function() return x:linear(self.weight, self.bias, activation) end)
 end
 local linear_forward = Linear.forward
 
@@ -243,6 +244,7 @@ end
 ---@class ms.Attention: ms.Module
 local Attention = module.class "Attention"
 layers.Attention = Attention
+Attention.first_products = { "q_proj", "k_proj", "v_proj" }  -- of a block: see nn.decoder
 
 -- Checks the options; returns the width of a head and the number of key heads.
 local function check_heads(options)

@@ -74,6 +74,8 @@ function lora.add(layer, adapter)
       layer.lora_B:to(dtype)
     end
   end)
+  -- A rank is rarely a multiple of 16.
+  layer.lora_A.fp8, layer.lora_B.fp8 = false, false
   layer.lora_A:train(layer:is_training())
   layer.lora_B:train(layer:is_training())
   meta.lora = adapter

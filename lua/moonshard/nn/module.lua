@@ -609,8 +609,8 @@ function module.plain_forward(object)
 end
 local plain_forward = module.plain_forward
 
---- down(gelu(up(x))). If both layers are plain ones, this is one operator, which keeps less for
---- backward and gives the same bits.
+--- down(gelu(up(x))). If both layers are plain ones, and neither is kept out of fp8, this is one
+--- operator, which keeps less for backward and gives the same bits.
 ---@param up ms.Module
 ---@param down ms.Module
 ---@param forward function of linear layers
@@ -618,7 +618,9 @@ local plain_forward = module.plain_forward
 ---@param x ms.Tensor
 ---@return ms.Tensor
 function module.through_gelu(up, down, forward, operator, x)
-  if plain_forward(up) == forward and plain_forward(down) == forward then
+  if plain_forward(up) == forward and plain_forward(down) == forward and up.fp8 ~= false
+    and down.fp8 ~= false
+  then
     return x[operator](x, up.weight, down.weight, up.bias, down.bias)
   end
   return down(up(x, "gelu"))

@@ -77,7 +77,7 @@ local function pass(self, x, y, positions, wants_outputs)
   end
   local function in_dtype()
     if o.dtype == "f32" then return loss_of() end
-    return core.autocast(o.dtype, loss_of)
+    return core.autocast(o.dtype, loss_of, { emulate = o.emulate })
   end
   local loss, outputs, weight
   if o.attention == "fast" then loss, outputs, weight = core.attention("fast", in_dtype)

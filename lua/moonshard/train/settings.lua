@@ -15,7 +15,8 @@ local settings = {}
 local known = {
   model = "module", optimizer = "optimizer", data = { "loader", "function" }, steps = "count",
   valid = "held-out loader", loss = "function", minutes = "number",
-  accumulate = "count", clip = "number", dtype = "string", run = { "string", "false" },
+  accumulate = "count", clip = "number", dtype = "string", emulate = "boolean",
+  run = { "string", "false" },
   resume = "string",
   eval = "table", sample = "table", save = "table",
   on_nan = "string", things = "table", before_step = "function", after_backward = "function",
@@ -35,8 +36,8 @@ local parts = {
   save = { every = "integer", last = "count", keep_every = "count", best = "string" },
 }
 
-local choices = { dtype = { "f32", "bf16", "f16", "auto" }, on_nan = { "stop", "skip", "ignore" },
-  attention = { "deterministic", "fast" } }
+local choices = { dtype = { "f32", "bf16", "f16", "fp8", "auto" },
+  on_nan = { "stop", "skip", "ignore" }, attention = { "deterministic", "fast" } }
 
 local function has_method(value, name)
   if type(value) ~= "table" and type(value) ~= "userdata" then return false end
@@ -145,6 +146,9 @@ function settings.check(options)
   if o.sample then
     check_sample_times(o.sample)
     check_sample(o)
+  end
+  if o.emulate and o.dtype ~= "fp8" then
+    core.raise(("train: emulate belongs to dtype fp8, and dtype is %s"):format(o.dtype))
   end
   if o.clip and not (o.clip > 0) then core.raise("train: clip must be above 0") end
   if o.run == false and (o.save or o.log or o.resume ~= "never") then

@@ -68,8 +68,8 @@ local function trainer(c, parsed)
   local y = ms.randint { c.batch, c.context, low = 0, high = c.vocab, seed = 2 }:keep()
   local function loss_of() return wrapped:loss(x, y) end
   local part = { tokens = c.batch * c.context, wrap = wrap, graph = parsed.graph or false }
-  -- Where parameters are bf16, everything is, and nothing has to be cast.
-  local casts = dtype ~= "f32" and parsed.parameters == "f32"
+  -- Where parameters are bf16, everything is, and nothing has to be cast but to fp8.
+  local casts = dtype == "fp8" or dtype ~= "f32" and parsed.parameters == "f32"
   local function run() return casts and ms.autocast(dtype, loss_of) or loss_of() end
   function part.forward() return ms.attention(parsed.attention, run) end
   function part.optimizer() optimizer:step() end
@@ -234,7 +234,7 @@ function bench_step.register(parser, tools)
   parser:option("--config", table.concat(texts, "; ")):choices(names):default "tiny"
   parser:option("--dtype",
     "of matrix products (default: bf16 with the configurations for a GPU, else f32)")
-    :choices { "f32", "bf16", "f16" }
+    :choices { "f32", "bf16", "f16", "fp8" }
   parser:option("--parameters",
     "bf16: the model's are bf16, as all that it computes, and the optimizer keeps f32 copies")
     :choices { "f32", "bf16" }:default "f32"
@@ -263,11 +263,11 @@ function bench_step.register(parser, tools)
   return function(parsed)
     local found = facts[parsed.config]
     if parsed.parameters == "bf16" then
-      if parsed.dtype and parsed.dtype ~= "bf16" then
+      if parsed.dtype and parsed.dtype ~= "bf16" and parsed.dtype ~= "fp8" then
         require "moonshard.base.launch".exit(2, ("--parameters bf16: products are of bf16: \z
           leave out --dtype %s"):format(parsed.dtype))
       end
-      parsed.dtype = "bf16"
+      parsed.dtype = parsed.dtype or "bf16"
     end
     parsed.dtype = parsed.dtype or (found.gpu and "bf16" or "f32")
     parsed.steps = parsed.steps or (parsed.hook_pairs and PAIR_STEPS or found.steps)
