@@ -192,7 +192,7 @@ ms_status ms_storage_recast(ms_storage *storage)
     if (status) return status;
     ms_tensor_restoring(engine, &origin->cast, &origin->weight);
     status = origin->cast.dtype == MS_U8
-                 ? ms_fp8_encode_into(engine, &origin->weight, MS_FP8_E4M3, &origin->cast)
+                 ? ms_fp8_encode_weight_into(engine, &origin->weight, &origin->cast)
                  : ms_copy_into(engine, &origin->weight, &origin->cast);
     ms_tensor_restoring(engine, NULL, NULL);
     return status;
@@ -207,7 +207,7 @@ static ms_status make_cast(ms_engine *engine, ms_tensor *tensor, ms_dtype dtype,
     ms_attributes attributes = { .cast = { .dtype = dtype } };
     ms_tensor *cast = NULL;
     ms_status status = dtype == MS_U8
-                           ? ms_fp8_encode(engine, tensor, MS_FP8_E4M3, &cast)
+                           ? ms_fp8_encode_weight(engine, tensor, &cast)
                            : ms_op_unary(engine, &ms_op_cast, &attributes, tensor, &cast);
     if (!status) status = tie(tensor, cast);
     if (status) {
@@ -234,7 +234,8 @@ ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype d
     uint64_t version = ms_tensor_version(tensor);
     if (tensor->cast
         && (tensor->cast->dtype != dtype || tensor->cast_version != version
-            || (dtype == MS_U8 && tensor->cast->count != ms_fp8_bytes(engine, tensor))
+            || (dtype == MS_U8
+                && ms_fp8_weight_is_native(tensor->cast, tensor->count) != ms_fp8_is_native(engine))
             || ms_storage_spoiled(tensor->cast->storage)))
         ms_tensor_drop_cast(tensor);
     /* A payload needs the greatest size of the whole weight, which a step does not know. */

@@ -32,8 +32,8 @@ ms_status ms_autocast_product(const ms_op_call *call, ms_tensor *const *operands
  * that has been stepped in between. */
 ms_status ms_storage_recast(ms_storage *storage);
 
-/* The tensor in dtype, or as a payload of fp8.h (MS_U8): a cached cast if `keep` and there is a
- * valid one (kept until the step ends or the tensor changes). Caller releases. */
+/* The tensor in dtype, or as a weight's payload of fp8.h (MS_U8): a cached cast if `keep` and there
+ * is a valid one (kept until the step ends or the tensor changes). Caller releases. */
 ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype dtype, bool keep,
                                 ms_tensor **out);
 

@@ -53,50 +53,100 @@ ms_status ms_fp8_check(const ms_op_call *call, ms_dtype compute, int64_t rows, i
 
 /* ----------------------------------------------------------------- payloads */
 
-int64_t ms_fp8_bytes(const ms_engine *engine, const ms_tensor *x)
+bool ms_fp8_is_native(const ms_engine *engine)
 {
-    (void)engine;
-    return x->count + (int64_t)sizeof(ms_fp8_scale);
+    return ms_engine_is_for_gpu(engine) && ms_engine_fp8(engine) == MS_FP8_ON;
 }
 
-/* Where a payload's scale is. */
+static const int64_t SCALE = (int64_t)sizeof(ms_fp8_scale);
+
+bool ms_fp8_weight_is_native(const ms_tensor *payload, int64_t count)
+{
+    return payload->count != count + SCALE;
+}
+
+/* Where a payload's scale is; NULL for no payload. */
 static void *scale_of(const ms_tensor *payload)
 {
-    char *data = ms_tensor_data(payload);
-    return data ? data + payload->count - sizeof(ms_fp8_scale) : NULL;
+    return payload ? (uint8_t *)ms_tensor_data(payload) + payload->count - SCALE : NULL;
 }
 
-/* An empty matrix has no scale: no product reads one. */
-ms_status ms_fp8_encode_into(ms_engine *engine, ms_tensor *x, ms_fp8_format format,
-                             ms_tensor *payload)
+/* An empty matrix has no scale: no product reads one. The task reads the numbers twice. */
+static ms_status enqueue(ms_engine *engine, ms_tensor *x, ms_fp8_encode_args args,
+                         ms_tensor *payload, ms_tensor *beside)
 {
-    ms_tensor *from = NULL;
+    ms_tensor *from = NULL, *writes[] = { payload, beside };
     if (x->count == 0) return MS_OK;
     ms_status status = ms_op_as_contiguous(engine, x, &from);
     if (status) return status;
-    int64_t columns = x->shape[x->dims - 1];
-    ms_fp8_encode_args args = { .x = ms_tensor_data(from),
-                                .codes = ms_tensor_data(payload),
-                                .scale = scale_of(payload),
-                                .rows = x->count / columns,
-                                .columns = columns,
-                                .dtype = (uint8_t)x->dtype,
-                                .format = (uint8_t)format };
-    /* Two walks over the numbers. */
-    ms_task_cost cost = { .flops = 2.0 * (double)x->count,
-                          .bytes = 2 * ms_tensor_bytes(from) + ms_tensor_bytes(payload) };
+    args.x = ms_tensor_data(from);
+    args.columns = x->shape[x->dims - 1];
+    args.rows = x->count / args.columns;
+    args.dtype = (uint8_t)x->dtype;
+    /* 20 for each gelu, an estimate. */
+    ms_task_cost cost = { .flops = (args.gelu ? 42.0 : 2.0) * (double)x->count,
+                          .bytes = 2 * ms_tensor_bytes(from)
+                                   + (payload ? ms_tensor_bytes(payload) : 0)
+                                   + (beside ? ms_tensor_bytes(beside) : 0) };
     status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_fp8_encode), &args, &from,
-                               1, &payload, 1, cost);
+                               1, writes, 2, cost);
     ms_tensor_release(from);
     return status;
 }
 
-ms_status ms_fp8_encode(ms_engine *engine, ms_tensor *x, ms_fp8_format format, ms_tensor **out)
+static ms_status encode(ms_engine *engine, ms_tensor *x, ms_fp8_encode_args args, ms_tensor **codes,
+                        ms_tensor **turned)
 {
-    int64_t bytes = ms_fp8_bytes(engine, x);
+    int64_t bytes = x->count + SCALE;
+    ms_tensor *made[2] = { NULL };
+    ms_status status = codes ? ms_tensor_new(engine, MS_U8, 1, &bytes, &made[0]) : MS_OK;
+    if (!status && turned) status = ms_tensor_new(engine, MS_U8, 1, &bytes, &made[1]);
+    if (!status) {
+        args.codes = made[0] ? ms_tensor_data(made[0]) : NULL;
+        args.turned = made[1] ? ms_tensor_data(made[1]) : NULL;
+        args.scales[0] = scale_of(made[codes ? 0 : 1]);
+        args.scales[1] = codes ? scale_of(made[1]) : NULL;
+        status = enqueue(engine, x, args, made[0], made[1]);
+    }
+    if (status) {
+        ms_tensor_release(made[0]);
+        ms_tensor_release(made[1]);
+        return status;
+    }
+    if (codes) *codes = made[0];
+    if (turned) *turned = made[1];
+    return MS_OK;
+}
+
+ms_status ms_fp8_encode(ms_engine *engine, ms_tensor *x, ms_fp8_format format, ms_tensor **codes,
+                        ms_tensor **turned)
+{
+    return encode(engine, x, (ms_fp8_encode_args){ .format = (uint8_t)format }, codes, turned);
+}
+
+ms_status ms_fp8_encode_gelu(ms_engine *engine, ms_tensor *x, ms_tensor **codes, ms_tensor **turned)
+{
+    ms_fp8_encode_args args = { .format = MS_FP8_E4M3, .gelu = true };
+    return encode(engine, x, args, codes, turned);
+}
+
+ms_status ms_fp8_encode_weight_into(ms_engine *engine, ms_tensor *weight, ms_tensor *payload)
+{
+    uint8_t *codes = ms_tensor_data(payload);
+    bool native = ms_fp8_weight_is_native(payload, weight->count);
+    ms_fp8_encode_args args = { .codes = codes,
+                                .turned = native ? codes + weight->count : NULL,
+                                .scales = { scale_of(payload) },
+                                .format = MS_FP8_E4M3 };
+    return enqueue(engine, weight, args, payload, NULL);
+}
+
+ms_status ms_fp8_encode_weight(ms_engine *engine, ms_tensor *weight, ms_tensor **out)
+{
+    int64_t bytes = (ms_fp8_is_native(engine) ? 2 : 1) * weight->count + SCALE;
     ms_tensor *payload = NULL;
     ms_status status = ms_tensor_new(engine, MS_U8, 1, &bytes, &payload);
-    if (!status) status = ms_fp8_encode_into(engine, x, format, payload);
+    if (!status) status = ms_fp8_encode_weight_into(engine, weight, payload);
     if (status) ms_tensor_release(payload);
     else *out = payload;
     return status;
@@ -138,8 +188,8 @@ static ms_status decoded_operand(ms_engine *engine, const ms_fp8_matrix *matrix,
 }
 
 /* By emulation: bf16 holds what the codes represent, so its product has the same terms. */
-ms_status ms_fp8_product(ms_engine *engine, const ms_fp8_matrix *a, const ms_fp8_matrix *b,
-                         ms_tensor *bias, ms_tensor *out)
+static ms_status multiply_decoded(ms_engine *engine, const ms_fp8_matrix *a, const ms_fp8_matrix *b,
+                                  ms_tensor *bias, ms_tensor *out)
 {
     ms_tensor *left = NULL, *right = NULL;
     ms_status status = decoded_operand(engine, a, &left);
@@ -148,4 +198,56 @@ ms_status ms_fp8_product(ms_engine *engine, const ms_fp8_matrix *a, const ms_fp8
     ms_tensor_release(left);
     ms_tensor_release(right);
     return status;
+}
+
+/* The operand as the product takes it: codes that follow each other along k, the inner dimension of
+ * the left operand and the outer one of the right. A weight's payload has two parts. */
+static ms_status coded_operand(const ms_fp8_matrix *matrix, bool is_left, ms_matmul_codes *out)
+{
+    int64_t rows = matrix->rows, columns = matrix->columns, count = rows * columns, scale = SCALE,
+            one = 1;
+    bool is_second = matrix->turned == is_left && ms_fp8_weight_is_native(matrix->payload, count);
+    int64_t shape[] = { matrix->turned ? columns : rows, matrix->turned ? rows : columns };
+    int64_t strides[] = { is_left ? shape[1] : 1, is_left ? 1 : shape[0] };
+    out->is_e5m2 = matrix->format == MS_FP8_E5M2;
+    ms_status status =
+        ms_tensor_window(matrix->payload, 2, shape, strides, is_second ? count : 0, &out->codes);
+    if (!status)
+        status = ms_tensor_window(matrix->payload, 1, &scale, &one, matrix->payload->count - scale,
+                                  &out->scale);
+    return status;
+}
+
+/* The library writes results of codes at multiples of 16 bytes only. The home of a gradient may
+ * begin elsewhere: then it gets a copy. */
+static ms_status aligned_result(ms_engine *engine, ms_tensor *out, ms_tensor **result)
+{
+    if ((size_t)out->offset * ms_dtype_bytes(out->dtype) % MS_FP8_MULTIPLE != 0)
+        return ms_tensor_new(engine, out->dtype, 2, out->shape, result);
+    *result = ms_tensor_retain(out);
+    return MS_OK;
+}
+
+static ms_status multiply_codes(ms_engine *engine, const ms_fp8_matrix *a, const ms_fp8_matrix *b,
+                                ms_tensor *bias, ms_tensor *out)
+{
+    ms_matmul_codes left = { .codes = NULL }, right = { .codes = NULL };
+    ms_tensor *result = NULL;
+    ms_status status = coded_operand(a, true, &left);
+    if (!status) status = coded_operand(b, false, &right);
+    if (!status) status = aligned_result(engine, out, &result);
+    if (!status) status = ms_matmul_codes_into(engine, &left, &right, bias, result);
+    if (!status && result->storage != out->storage) status = ms_copy_into(engine, result, out);
+    ms_tensor_release(result);
+    ms_tensor_release(left.codes);
+    ms_tensor_release(left.scale);
+    ms_tensor_release(right.codes);
+    ms_tensor_release(right.scale);
+    return status;
+}
+
+ms_status ms_fp8_product(ms_engine *engine, bool native, const ms_fp8_matrix *a,
+                         const ms_fp8_matrix *b, ms_tensor *bias, ms_tensor *out)
+{
+    return (native ? multiply_codes : multiply_decoded)(engine, a, b, bias, out);
 }

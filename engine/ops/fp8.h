@@ -8,6 +8,12 @@
  * row by row, and then an ms_fp8_scale. The rows and columns are multiples of 16, so the scale is
  * aligned to 256 bytes.
  *
+ * A GPU that multiplies codes takes each operand along the dimension over which it adds. So it also
+ * needs codes of transposes. A weight's payload has those of both, one after the other. Of an input
+ * and of a gradient each is a payload: forward multiplies an input and saves its transpose. Other
+ * devices, and a GPU that emulates, multiply in bf16 what the codes represent; they have no codes
+ * of transposes.
+ *
  * Invariants
  * - A code represents its number times `scale`, a power of two. So scaling is exact, before the
  *   cast and after the product, and the codes are those of a cast to nearest even of x / scale.
@@ -33,14 +39,17 @@ typedef struct ms_fp8_scale {
     uint32_t most; /* the bits of the greatest |x|; those of a NaN are the greatest */
 } ms_fp8_scale;
 
-/* codes = x / scale, both contiguous; x is f32 or bf16. turned: the codes of the transpose, on a
- * device for GPUs, or NULL. The scale is made first. */
+/* codes = x / scale, both contiguous; x is f32 or bf16. gelu: of gelu(x) in its tanh form, rounded
+ * to x's dtype, and not of x. turned: the codes of the transpose. Either may be NULL. On a CPU
+ * turned always is, and there is no gelu. The scale is made first, and written to both places, of
+ * which the second one may be NULL. */
 typedef struct ms_fp8_encode_args {
     const void *x;
     uint8_t *codes, *turned;
-    ms_fp8_scale *scale;
+    ms_fp8_scale *scales[2];
     int64_t rows, columns;
     uint8_t dtype, format;
+    bool gelu;
 } ms_fp8_encode_args;
 
 /* out = codes * scale, bf16: exact. */
@@ -79,16 +88,26 @@ bool ms_fp8_is_on(const ms_engine *engine);
 ms_status ms_fp8_check(const struct ms_op_call *call, ms_dtype compute, int64_t rows, int64_t in,
                        int64_t out);
 
-/* Elements of the payload of a tensor, as a matrix of its last dimension. */
-int64_t ms_fp8_bytes(const ms_engine *engine, const ms_tensor *x);
-/* The payload of x, f32 or bf16 [..., columns]. */
-ms_status ms_fp8_encode_into(ms_engine *engine, ms_tensor *x, ms_fp8_format format,
-                             ms_tensor *payload);
-/* The same as a new tensor, u8 of one dimension. Caller releases. */
-ms_status ms_fp8_encode(ms_engine *engine, ms_tensor *x, ms_fp8_format format, ms_tensor **out);
+/* Whether codes are multiplied: on a device for GPUs, unless it is emulated. Forward asks for the
+ * setting, which may have changed for backward: the size of the weight's payload tells. */
+bool ms_fp8_is_native(const ms_engine *engine);
+bool ms_fp8_weight_is_native(const ms_tensor *payload, int64_t count);
+
+/* The payload of x, f32 or bf16 [..., columns], and that of its transpose, as new tensors of one
+ * dimension. NULL: it is not wanted. Caller releases. */
+ms_status ms_fp8_encode(ms_engine *engine, ms_tensor *x, ms_fp8_format format, ms_tensor **codes,
+                        ms_tensor **turned);
+/* Those of gelu(x) as E4M3, where codes are multiplied. */
+ms_status ms_fp8_encode_gelu(ms_engine *engine, ms_tensor *x, ms_tensor **codes,
+                             ms_tensor **turned);
+/* The same for a weight, in one payload; with codes of the transpose where codes are multiplied. */
+ms_status ms_fp8_encode_weight(ms_engine *engine, ms_tensor *weight, ms_tensor **out);
+/* Into one that there is. */
+ms_status ms_fp8_encode_weight_into(ms_engine *engine, ms_tensor *weight, ms_tensor *payload);
 
 /* An operand of a product: the payload of a matrix [rows, columns]. turned: its transpose is
- * multiplied. */
+ * multiplied. Where codes are multiplied, the payload is that of a weight, or has the codes of the
+ * transpose for a left operand that is turned and a right one that is not, and else the others. */
 typedef struct ms_fp8_matrix {
     ms_tensor *payload;
     int64_t rows, columns;
@@ -96,9 +115,10 @@ typedef struct ms_fp8_matrix {
     bool turned;
 } ms_fp8_matrix;
 
-/* out[m, n] = a[m, k] b[k, n] (+ bias[n], or NULL), rounded once to out's dtype, bf16 or f32. */
-ms_status ms_fp8_product(ms_engine *engine, const ms_fp8_matrix *a, const ms_fp8_matrix *b,
-                         ms_tensor *bias, ms_tensor *out);
+/* out[m, n] = a[m, k] b[k, n] (+ bias[n], or NULL), rounded once to out's dtype, bf16 or f32.
+ * native: codes are multiplied, at most one of both E5M2; else what they represent. */
+ms_status ms_fp8_product(ms_engine *engine, bool native, const ms_fp8_matrix *a,
+                         const ms_fp8_matrix *b, ms_tensor *bias, ms_tensor *out);
 
 #endif
 #endif

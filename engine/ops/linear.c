@@ -193,19 +193,23 @@ static ms_status multiply(ms_op_call *call, ms_tensor *rows, ms_tensor *matrix, 
     return status;
 }
 
-/* The same in 8 bits (fp8.h). Saved are the payloads, then `before`. Nothing but the bias is made
- * with the product: on each device the activation is a task of its own, of the rounded sums. */
-static ms_status forward_in_fp8(ms_op_call *call, int64_t width, ms_dtype compute)
+/* The same in 8 bits (fp8.h). Saved are payloads: of x the one that backward multiplies, of the
+ * weight, and then `before`. Nothing but the bias is made with the product: on each device the
+ * activation is a task of its own, of the rounded sums. of_gelu: the product's input is gelu(x), of
+ * which nothing is saved. */
+static ms_status forward_in_fp8(ms_op_call *call, int64_t width, ms_dtype compute, bool of_gelu)
 {
     ms_engine *engine = call->engine;
-    ms_tensor *x = call->inputs[0], *w = call->inputs[1], *codes = NULL, *weight = NULL,
-              *out = NULL, *flat = NULL;
+    ms_tensor *x = call->inputs[0], *w = call->inputs[1], *codes = NULL, *kept = NULL,
+              *weight = NULL, *out = NULL, *flat = NULL;
     int64_t shape[MS_DIMS_MAX], in = x->shape[x->dims - 1],
                                 rows = ms_shape_count(x->dims - 1, x->shape);
+    bool native = ms_fp8_is_native(engine), turns = native && call->record && !of_gelu;
     memcpy(shape, x->shape, sizeof shape);
     shape[x->dims - 1] = width;
     ms_status status = ms_fp8_check(call, compute, rows, in, width);
-    if (!status) status = ms_fp8_encode(engine, x, MS_FP8_E4M3, &codes);
+    if (!status && of_gelu) status = ms_fp8_encode_gelu(engine, x, &codes, NULL);
+    else if (!status) status = ms_fp8_encode(engine, x, MS_FP8_E4M3, &codes, turns ? &kept : NULL);
     if (!status) status = ms_tensor_cast_cached(engine, w, MS_U8, true, &weight);
     if (!status) status = ms_tensor_new(engine, compute, x->dims, shape, &out);
     if (!status) status = ms_matrix_flattened(engine, out, &flat);
@@ -214,12 +218,13 @@ static ms_status forward_in_fp8(ms_op_call *call, int64_t width, ms_dtype comput
                             .rows = w->shape[0],
                             .columns = w->shape[1],
                             .turned = call->op == &ms_op_linear };
-    if (!status) status = ms_fp8_product(engine, &left, &right, bias_of(call), flat);
-    if (!status) status = ms_op_save(call, codes);
+    if (!status) status = ms_fp8_product(engine, native, &left, &right, bias_of(call), flat);
+    if (!status && !of_gelu) status = ms_op_save(call, kept ? kept : codes);
     if (!status) status = ms_op_save(call, weight);
     if (!status && is_activated(&call->attributes)) status = activate(call, out);
     else if (!status) call->outputs[0] = ms_tensor_retain(out);
     ms_tensor_release(codes);
+    ms_tensor_release(kept);
     ms_tensor_release(weight);
     ms_tensor_release(out);
     ms_tensor_release(flat);
@@ -241,7 +246,7 @@ static ms_status linear_forward(ms_op_call *call)
     ms_status status = linear_check(call, &width, &compute);
     if (status) return status;
     if (ms_fp8_is_on(engine) && !is_coded(call->inputs[1], &call->attributes))
-        return forward_in_fp8(call, width, compute);
+        return forward_in_fp8(call, width, compute, false);
     uint32_t dims = call->inputs[0]->dims;
     memcpy(shape, call->inputs[0]->shape, sizeof shape);
     shape[dims - 1] = width;
@@ -265,6 +270,14 @@ static ms_status linear_forward(ms_op_call *call)
     ms_tensor_release(matrix);
     ms_tensor_release(out);
     return status;
+}
+
+ms_status ms_linear_of_gelu(ms_op_call *call)
+{
+    int64_t width = 0;
+    ms_dtype compute = MS_F32;
+    ms_status status = linear_check(call, &width, &compute);
+    return status ? status : forward_in_fp8(call, width, compute, true);
 }
 
 /* ----------------------------------------------------------------- backward */
@@ -443,40 +456,59 @@ static ms_status pass(const ms_op_gradient *gradient, ms_tensor *rows, bool sums
     return MS_OK;
 }
 
-/* The same in 8 bits: h is encoded once for both products. Payloads of x and of the weight are
- * those of the forward. */
-static ms_status backward_in_fp8(const ms_op_gradient *gradient, ms_tensor *h)
+/* dw = g^T x, or x^T g where the weight is stored as [in, out]. */
+static ms_status weight_gradient_in_fp8(const ms_op_gradient *gradient, bool native,
+                                        ms_fp8_matrix x, ms_fp8_matrix g)
 {
-    ms_engine *engine = gradient->engine;
-    const ms_tensor_info *w = &gradient->inputs[1];
-    bool stored = gradient->op == &ms_op_linear_t; /* the weight is [in, out] */
-    int64_t rows = h->shape[0], out = h->shape[1], in = w->shape[stored ? 0 : 1];
-    ms_tensor *codes = NULL, *flat = NULL;
-    ms_fp8_matrix x = { .payload = gradient->saved[0], .rows = rows, .columns = in },
-                  weight = { .payload = gradient->saved[1],
+    bool stored = gradient->op == &ms_op_linear_t;
+    ms_fp8_matrix *left = stored ? &x : &g, *right = stored ? &g : &x;
+    left->turned = true;
+    ms_status status = ms_op_result(gradient, 1, &gradient->results[1]);
+    if (status) return status;
+    return ms_fp8_product(gradient->engine, native, left, right, NULL, gradient->results[1]);
+}
+
+/* dx = g w. */
+static ms_status input_gradient_in_fp8(const ms_op_gradient *gradient, bool native, ms_fp8_matrix g)
+{
+    const ms_tensor_info *x = &gradient->inputs[0], *w = &gradient->inputs[1];
+    ms_tensor *flat = NULL;
+    ms_fp8_matrix weight = { .payload = gradient->saved[1],
                              .rows = w->shape[0],
                              .columns = w->shape[1],
-                             .turned = stored },
-                  g = { .rows = rows, .columns = out, .format = MS_FP8_E5M2 };
-    ms_status status = MS_OK;
-    if (gradient->needs[0] || gradient->needs[1])
-        status = ms_fp8_encode(engine, h, MS_FP8_E5M2, &codes);
-    g.payload = codes;
-    if (!status && gradient->needs[1]) {
-        ms_fp8_matrix *left = stored ? &x : &g, *right = stored ? &g : &x;
-        left->turned = true;
-        status = ms_op_result(gradient, 1, &gradient->results[1]);
-        if (!status) status = ms_fp8_product(engine, left, right, NULL, gradient->results[1]);
-    }
-    g.turned = false;
-    if (!status && gradient->needs[0])
-        status = ms_tensor_new(engine, gradient->inputs[0].dtype, gradient->inputs[0].dims,
-                               gradient->inputs[0].shape, &gradient->results[0]);
-    if (!status && gradient->needs[0])
-        status = ms_matrix_flattened(engine, gradient->results[0], &flat);
-    if (!status && gradient->needs[0]) status = ms_fp8_product(engine, &g, &weight, NULL, flat);
-    ms_tensor_release(codes);
+                             .turned = gradient->op == &ms_op_linear_t };
+    ms_status status =
+        ms_tensor_new(gradient->engine, x->dtype, x->dims, x->shape, &gradient->results[0]);
+    if (!status) status = ms_matrix_flattened(gradient->engine, gradient->results[0], &flat);
+    if (!status) status = ms_fp8_product(gradient->engine, native, &g, &weight, NULL, flat);
     ms_tensor_release(flat);
+    return status;
+}
+
+/* The same in 8 bits: h is encoded once for both products. */
+static ms_status backward_in_fp8(const ms_op_gradient *gradient, ms_tensor *h)
+{
+    const ms_tensor_info *w = &gradient->inputs[1];
+    const bool *needs = gradient->needs;
+    bool native = ms_fp8_weight_is_native(gradient->saved[1], ms_shape_count(w->dims, w->shape)),
+         turns = native && needs[1];
+    ms_tensor *codes = NULL, *turned = NULL;
+    ms_status status = MS_OK;
+    if (needs[0] || needs[1])
+        status = ms_fp8_encode(gradient->engine, h, MS_FP8_E5M2,
+                               needs[0] || !native ? &codes : NULL, turns ? &turned : NULL);
+    ms_fp8_matrix x = { .payload = gradient->saved[0],
+                        .rows = h->shape[0],
+                        .columns = w->shape[gradient->op == &ms_op_linear_t ? 0 : 1] },
+                  g = { .payload = turns ? turned : codes,
+                        .rows = h->shape[0],
+                        .columns = h->shape[1],
+                        .format = MS_FP8_E5M2 };
+    if (!status && needs[1]) status = weight_gradient_in_fp8(gradient, native, x, g);
+    g.payload = codes;
+    if (!status && needs[0]) status = input_gradient_in_fp8(gradient, native, g);
+    ms_tensor_release(codes);
+    ms_tensor_release(turned);
     return status;
 }
 

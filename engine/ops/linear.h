@@ -29,6 +29,11 @@ typedef struct ms_linear_gradient_args {
 /* gelu(before), contiguous, as a new tensor; before is contiguous. Caller releases. */
 ms_status ms_gelu_new(ms_engine *engine, ms_tensor *before, ms_tensor **out);
 
+/* Forward of a layer whose input is gelu(x), where codes are multiplied (ms_fp8_is_native). It
+ * saves the weight's payload only. */
+struct ms_op_call;
+ms_status ms_linear_of_gelu(struct ms_op_call *call);
+
 /* Whether a product makes gelu(before), and one that makes the gradient of gelu's result goes on to
  * that of `before`: the dtype and width fit, and the device is for a GPU. */
 bool ms_products_make_gelu(const ms_engine *engine, const ms_tensor *before);

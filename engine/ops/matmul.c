@@ -107,18 +107,36 @@ static void cut(ms_matmul_args *args, double flops)
     else args->shape.m = part;
 }
 
-/* Enqueues the product of readable operands. Plans of a library are made here, on the host: making
- * one can fail and takes time, which a task should not. Nothing is planned where nothing will run.
- * m or n of 1 have strides that do not count, hence the natural one for c. A device without values
- * (sim) only needs the cost. */
-static ms_status enqueue(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *bias,
-                         ms_gemm_extra extra, ms_tensor *beside, bool adds, ms_tensor *out)
+/* A product of readable operands. bias, beside and the scales of codes may be NULL. */
+typedef struct request {
+    ms_tensor *a, *b, *bias, *beside, *out, *a_scale, *b_scale;
+    ms_gemm_extra extra;
+    uint8_t e5m2;
+    bool adds;
+} request;
+
+static void *address_of(const ms_tensor *tensor) { return tensor ? ms_tensor_data(tensor) : NULL; }
+
+static double bytes_of(const request *r)
 {
+    return (double)ms_tensor_bytes(r->a) + (double)ms_tensor_bytes(r->b)
+           + (double)ms_tensor_bytes(r->out) * (r->adds ? 2 : 1)
+           + (r->beside ? (double)ms_tensor_bytes(r->beside) : 0);
+}
+
+/* Plans of a library are made here, on the host: making one can fail and takes time, which a task
+ * should not. Nothing is planned where nothing will run. m or n of 1 have strides that do not
+ * count, hence the natural one for c. A device without values (sim) only needs the cost. */
+static ms_status enqueue(ms_engine *engine, const request *r)
+{
+    ms_tensor *a = r->a, *b = r->b, *out = r->out;
     ms_matmul_args args = { .a = ms_tensor_data(a),
                             .b = ms_tensor_data(b),
                             .c = ms_tensor_data(out),
-                            .beside = beside ? ms_tensor_data(beside) : NULL,
-                            .bias = bias ? ms_tensor_data(bias) : NULL };
+                            .beside = address_of(r->beside),
+                            .bias = address_of(r->bias),
+                            .a_scale = address_of(r->a_scale),
+                            .b_scale = address_of(r->b_scale) };
     ms_gemm_shape *shape = &args.shape;
     shape->m = out->shape[out->dims - 2];
     shape->n = out->shape[out->dims - 1];
@@ -129,9 +147,10 @@ static ms_status enqueue(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tenso
     shape->c_row = shape->m > 1 ? out->strides[out->dims - 2] : shape->n;
     shape->in = (uint8_t)a->dtype;
     shape->out = (uint8_t)out->dtype;
-    shape->bias = bias != NULL;
-    shape->accumulate = adds;
-    shape->extra = (uint8_t)extra;
+    shape->bias = r->bias != NULL;
+    shape->accumulate = r->adds;
+    shape->extra = (uint8_t)r->extra;
+    shape->e5m2 = r->e5m2;
     describe_batches(&args, a, b, out);
     double flops = 2.0 * (double)out->count * (double)shape->k;
     cut(&args, flops);
@@ -139,14 +158,17 @@ static ms_status enqueue(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tenso
         ms_status status = ms_engine_backend(engine)->plan_matmul(engine, &args);
         if (status) return status;
     }
-    bool is_read = extra == MS_GEMM_GELU_GRADIENT;
-    ms_tensor *reads[] = { a, b, bias, adds ? out : NULL, is_read ? beside : NULL },
-              *writes[] = { out, is_read ? NULL : beside };
-    ms_task_cost cost = { .flops = flops,
-                          .bytes = ms_tensor_bytes(a) + ms_tensor_bytes(b) + ms_tensor_bytes(out)
-                                   + (beside ? ms_tensor_bytes(beside) : 0)
-                                   + (adds ? ms_tensor_bytes(out) : 0) };
-    return ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_matmul), &args, reads, 5,
+    bool is_read = r->extra == MS_GEMM_GELU_GRADIENT;
+    ms_tensor *reads[] = { a,
+                           b,
+                           r->bias,
+                           r->adds ? out : NULL,
+                           is_read ? r->beside : NULL,
+                           r->a_scale,
+                           r->b_scale },
+              *writes[] = { out, is_read ? NULL : r->beside };
+    ms_task_cost cost = { .flops = flops, .bytes = bytes_of(r) };
+    return ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_matmul), &args, reads, 7,
                              writes, 2, cost);
 }
 
@@ -160,9 +182,32 @@ ms_status ms_matmul_extra_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms
     ms_status status = readable(engine, a, &left);
     if (!status) status = readable(engine, b, &right);
     if (!status && bias) status = ms_tensor_cast_cached(engine, bias, MS_F32, false, &wide);
-    if (!status) status = enqueue(engine, left, right, wide, extra, beside, false, out);
+    request r = {
+        .a = left, .b = right, .bias = wide, .beside = beside, .out = out, .extra = extra
+    };
+    if (!status) status = enqueue(engine, &r);
     ms_tensor_release(left);
     ms_tensor_release(right);
+    ms_tensor_release(wide);
+    return status;
+}
+
+/* Codes are readable as they are. */
+ms_status ms_matmul_codes_into(ms_engine *engine, const ms_matmul_codes *a,
+                               const ms_matmul_codes *b, ms_tensor *bias, ms_tensor *out)
+{
+    ms_tensor *wide = NULL;
+    if (out->count == 0) return MS_OK;
+    ms_status status = bias ? ms_tensor_cast_cached(engine, bias, MS_F32, false, &wide) : MS_OK;
+    request r = { .a = a->codes,
+                  .b = b->codes,
+                  .bias = wide,
+                  .out = out,
+                  .a_scale = a->scale,
+                  .b_scale = b->scale,
+                  .e5m2 = (uint8_t)((a->is_e5m2 ? MS_GEMM_E5M2_A : 0)
+                                    | (b->is_e5m2 ? MS_GEMM_E5M2_B : 0)) };
+    if (!status) status = enqueue(engine, &r);
     ms_tensor_release(wide);
     return status;
 }
@@ -174,7 +219,8 @@ ms_status ms_matmul_add_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_t
     ms_tensor *left = NULL, *right = NULL;
     ms_status status = readable(engine, a, &left);
     if (!status) status = readable(engine, b, &right);
-    if (!status) status = enqueue(engine, left, right, NULL, MS_GEMM_PLAIN, NULL, true, out);
+    request r = { .a = left, .b = right, .out = out, .adds = true };
+    if (!status) status = enqueue(engine, &r);
     ms_tensor_release(left);
     ms_tensor_release(right);
     return status;

@@ -20,6 +20,8 @@ typedef enum ms_gemm_extra {
     MS_GEMM_GELU_GRADIENT
 } ms_gemm_extra;
 
+enum { MS_GEMM_E5M2_A = 1, MS_GEMM_E5M2_B = 2 };
+
 /* c[m, n] = a[m, k] b[k, n], plus what c holds if accumulate, plus bias[n] in f32 if bias. A
  * transposed operand is stored as [k, m] or [n, k]; its row is then a row of that. */
 typedef struct ms_gemm_shape {
@@ -27,17 +29,18 @@ typedef struct ms_gemm_shape {
     int64_t a_row, b_row, c_row; /* elements from one stored row to the next */
     bool a_transposed, b_transposed;
     bool accumulate, bias;
-    uint8_t in, out; /* ms_dtype of a and b, and of c */
+    uint8_t in, out; /* ms_dtype of a and b, and of c; MS_U8: codes of fp8.h */
     uint8_t extra;   /* ms_gemm_extra */
-    uint8_t zero;    /* no padding: plans are found by comparing bytes */
+    uint8_t e5m2;    /* of codes: MS_GEMM_E5M2_A or _B, whose are E5M2; those of the other, E4M3 */
 } ms_gemm_shape;
 
 /* Task arguments: c = a b (+ bias) for every batch. The work is cut into groups of batches times
  * parts of rows (or of columns). */
 typedef struct ms_matmul_args {
     const void *a, *b;
-    const float *bias; /* or NULL */
-    void *c, *beside;  /* see ms_gemm_extra */
+    const float *bias;              /* or NULL */
+    const float *a_scale, *b_scale; /* of codes: what their numbers count for; else NULL */
+    void *c, *beside;               /* see ms_gemm_extra */
     /* What the device's plan_matmul fills in: its library, its plans of a part and of the last
      * part. No plan: the kernel converts the operands to f32, block by block. */
     const void *library, *plan, *last_plan;
@@ -64,6 +67,16 @@ ms_status ms_matmul_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tenso
 #define MS_GELU_COLUMNS 8
 ms_status ms_matmul_extra_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *bias,
                                ms_gemm_extra extra, ms_tensor *beside, ms_tensor *out);
+
+/* A matrix in codes, on a device for GPUs: u8 [rows, columns], of which those that follow each
+ * other in memory are along k; and the payload's ms_fp8_scale. */
+typedef struct ms_matmul_codes {
+    ms_tensor *codes, *scale;
+    bool is_e5m2;
+} ms_matmul_codes;
+/* The same of what codes represent; at most one of both is E5M2. */
+ms_status ms_matmul_codes_into(ms_engine *engine, const ms_matmul_codes *a,
+                               const ms_matmul_codes *b, ms_tensor *bias, ms_tensor *out);
 
 /* out += a b for matrices; out is f32. */
 ms_status ms_matmul_add_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *out);

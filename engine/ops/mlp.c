@@ -8,7 +8,8 @@
  * On a GPU, in 16 bits, products make gelu and its gradient of their sums in f32 (linear.c), and
  * backward makes gelu of the rounded sums. Two calls of linear round the gradient before it goes
  * through gelu. So gradients differ by one rounding. In 8 bits (fp8.h) no product makes more than
- * itself, and the bits are those of two calls. */
+ * itself. A GPU that multiplies codes makes those of gelu's result without it, and a compiler may
+ * round gelu otherwise there; elsewhere the bits are those of two calls. */
 #include "moonshard/ops.h"
 #include "ops/fp8.h"
 #include "ops/linear.h"
@@ -28,9 +29,10 @@ static ms_tensor *input(const ms_op_call *call, uint32_t index)
     return index < call->input_count ? call->inputs[index] : NULL;
 }
 
-/* One layer; what it has saved is kept for backward, from place `from` on. *out is owned. */
+/* One layer; what it has saved is kept for backward, from place `from` on. of_gelu: its input is
+ * gelu(x). *out is owned. */
 static ms_status run_layer(ms_op_call *call, ms_tensor *x, uint32_t weight, uint32_t bias,
-                           bool activated, uint32_t from, ms_tensor **out)
+                           bool activated, bool of_gelu, uint32_t from, ms_tensor **out)
 {
     ms_tensor *inputs[] = { x, input(call, weight), input(call, bias) };
     ms_op_call layer = { .engine = call->engine,
@@ -41,7 +43,7 @@ static ms_status run_layer(ms_op_call *call, ms_tensor *x, uint32_t weight, uint
                          .output_count = 1,
                          .record = call->record };
     if (activated) layer.attributes.linear.activation = MS_ACTIVATION_GELU;
-    ms_status status = ms_op_run(&layer);
+    ms_status status = of_gelu ? ms_linear_of_gelu(&layer) : ms_op_run(&layer);
     for (uint32_t i = 0; i < layer.saved_count && !status; i++) {
         if (i >= from) call->saved[call->saved_count++] = layer.saved[i];
         else ms_tensor_release(layer.saved[i]);
@@ -54,8 +56,14 @@ static ms_status mlp_forward(ms_op_call *call)
 {
     ms_tensor *hidden = NULL;
     if (!input(call, FIRST)) return ms_op_refuse(call, "the first layer's weight is missing");
-    ms_status status = run_layer(call, call->inputs[X], FIRST, FIRST_BIAS, true, 0, &hidden);
-    if (!status) status = run_layer(call, hidden, SECOND, SECOND_BIAS, false, 1, &call->outputs[0]);
+    /* Where codes are multiplied, gelu's result exists as codes only. */
+    bool joins = ms_fp8_is_on(call->engine) && ms_fp8_is_native(call->engine);
+    ms_status status =
+        run_layer(call, call->inputs[X], FIRST, FIRST_BIAS, !joins, false, 0, &hidden);
+    if (!status && joins) status = ms_op_save(call, hidden);
+    if (!status)
+        status = run_layer(call, hidden, SECOND, SECOND_BIAS, false, joins, joins ? 0 : 1,
+                           &call->outputs[0]);
     ms_tensor_release(hidden);
     return status;
 }
@@ -111,13 +119,13 @@ static bool is_fp8(const ms_op_gradient *gradient) { return gradient->saved[X]->
  * the forward. */
 static ms_status make_hidden(const ms_op_gradient *gradient, ms_tensor **out)
 {
-    ms_tensor *hidden = NULL;
-    ms_status status = ms_gelu_new(gradient->engine, gradient->saved[2], &hidden);
-    if (status || !is_fp8(gradient)) {
-        *out = hidden;
-        return status;
-    }
-    status = ms_fp8_encode(gradient->engine, hidden, MS_FP8_E4M3, out);
+    ms_tensor *before = gradient->saved[2], *hidden = NULL;
+    const ms_tensor_info *w = &gradient->inputs[SECOND];
+    if (!is_fp8(gradient)) return ms_gelu_new(gradient->engine, before, out);
+    if (ms_fp8_weight_is_native(gradient->saved[3], ms_shape_count(w->dims, w->shape)))
+        return ms_fp8_encode_gelu(gradient->engine, before, NULL, out);
+    ms_status status = ms_gelu_new(gradient->engine, before, &hidden);
+    if (!status) status = ms_fp8_encode(gradient->engine, hidden, MS_FP8_E4M3, out, NULL);
     ms_tensor_release(hidden);
     return status;
 }

@@ -8,7 +8,7 @@ local core = require "moonshard.core"
 local STEPS <const> = [[
 local ms = require "moonshard"
 local given = ms.config { layers = 1, width = 64, heads = 1, batch = 1,
-  mode = { "autocast", choices = { "autocast", "bf16" } }, logits = true }
+  mode = { "autocast", choices = { "autocast", "bf16", "fp8" } }, logits = true }
 local model = ms.nn.gpt2 { vocab = 50304, context = 1024, layers = given.layers,
   width = given.width, heads = given.heads }
 if given.mode == "bf16" then model:to "bf16" end
@@ -20,7 +20,8 @@ local function loss_of()
   return model:loss(x, y)
 end
 for _ in ms.steps(3) do
-  local loss = given.mode == "bf16" and loss_of() or ms.autocast("bf16", loss_of)
+  local dtype = given.mode == "fp8" and "fp8" or "bf16"
+  local loss = given.mode == "bf16" and loss_of() or ms.autocast(dtype, loss_of)
   loss:backward()
   optimizer:step()
 end
@@ -40,15 +41,25 @@ describe("the memory of GPT-2 on a GPU", function()
   end)
   after_each(function() command.remove(folder) end)
 
+  local function peak_of(size, mode, logits)
+    local out = command.succeed(folder, ("check steps.lua --json --device cuda %s mode=%s \z
+      logits=%s"):format(size[1], mode, logits))
+    return core.json_decode(out).peak_bytes[1]
+  end
+
+  -- Inputs of products are saved in 8 bits.
+  it("is less in fp8", function()
+    assert.is_true(peak_of(SIZES["124M"], "fp8", false)
+      < 0.98 * peak_of(SIZES["124M"], "autocast", false))
+  end)
+
   for name, size in pairs(SIZES) do
     for _, mode in ipairs { "autocast", "bf16" } do
       for _, logits in ipairs { true, false } do
         local most = logits and size.gib or size.less
         it(("is at most %d GiB with %s, %s%s"):format(most, name, mode,
           logits and "" or ", without logits"), function()
-          local out = command.succeed(folder, ("check steps.lua --json --device cuda %s mode=%s \z
-            logits=%s"):format(size[1], mode, logits))
-          local peak = core.json_decode(out).peak_bytes[1]
+          local peak = peak_of(size, mode, logits)
           assert.is_true(peak <= most * 2 ^ 30, ("%.2f GiB"):format(peak / 2 ^ 30))
         end)
       end

@@ -58,8 +58,9 @@ static ms_task_result encode_run(ms_run *run, void *arguments)
     ms_run_tiles(run, j.tiles, most_tile, &j);
     for (uint32_t i = 0; i < j.tiles; i++)
         if (j.most[i] > most) most = j.most[i];
-    args->scale->most = most;
-    args->scale->scale = ms_float_from_bits(ms_fp8_scale_bits(most, (ms_fp8_format)args->format));
+    args->scales[0]->most = most;
+    args->scales[0]->scale =
+        ms_float_from_bits(ms_fp8_scale_bits(most, (ms_fp8_format)args->format));
     ms_run_tiles(run, j.tiles, encode_tile, &j);
     return MS_TASK_DONE;
 }

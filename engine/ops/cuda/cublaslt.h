@@ -16,7 +16,7 @@ typedef struct ms_lt_opaque *ms_lt_layout;
 typedef struct ms_lt_opaque *ms_lt_preference;
 typedef int ms_lt_result; /* 0: it went well */
 
-enum { MS_LT_F32 = 0, MS_LT_F16 = 2, MS_LT_BF16 = 14 };
+enum { MS_LT_F32 = 0, MS_LT_F16 = 2, MS_LT_BF16 = 14, MS_LT_E4M3 = 28, MS_LT_E5M2 = 29 };
 /* How products are computed: of the operands as they are, or of f32 rounded to TF32. */
 enum { MS_LT_COMPUTE_F32 = 68, MS_LT_COMPUTE_TF32 = 77 };
 enum {
@@ -26,7 +26,9 @@ enum {
     MS_LT_BIAS_POINTER = 8,
     MS_LT_BESIDE_POINTER = 11, /* of the epilogues with gelu */
     MS_LT_BESIDE_COLUMN = 12,
-    MS_LT_MULTIPROCESSORS = 15
+    MS_LT_MULTIPROCESSORS = 15,
+    MS_LT_SCALE_A = 17, /* address of an f32, by which the product is multiplied */
+    MS_LT_SCALE_B = 18
 };
 /* GELU: the result's tanh form of gelu, and what goes into it, bias included, at BESIDE_POINTER.
  * GELU_GRADIENT: the result times the slope of gelu at what BESIDE_POINTER has. SUM: the sums over

@@ -3,6 +3,7 @@
  * whose codes are 16 bytes; rows and columns are multiples of that. */
 #include "ops/cuda/fp8.h"
 
+#include "ops/cuda/gelu.h"
 #include "ops/cuda/rows.h"
 #include "ops/cuda/small_float.h"
 
@@ -16,6 +17,7 @@ template <class Body> MS_DEVICE void with_dtype(uint8_t dtype, Body body)
     else body(ms_known<MS_BF16>());
 }
 
+/* Sixteen numbers that are encoded. */
 template <class Dtype>
 MS_DEVICE void get16(const ms_cuda_fp8_encode_call &args, int64_t i, Dtype dtype, float v[16])
 {
@@ -23,6 +25,8 @@ MS_DEVICE void get16(const ms_cuda_fp8_encode_call &args, int64_t i, Dtype dtype
         ms_read8(args.e.x, i, dtype, v);
         ms_read8(args.e.x, i + 8, dtype, v + 8);
     } else MS_UNROLL for (int k = 0; k < 16; k++) v[k] = ms_get_one(args.e.x, i + k, dtype);
+    if (!args.e.gelu) return;
+    MS_UNROLL for (int k = 0; k < 16; k++) v[k] = ms_rounded(v[k] * ms_gelu_gate(v[k]), dtype);
 }
 
 /* ------------------------------------------------------------------- the maximum */
@@ -97,7 +101,7 @@ MS_DEVICE void encode_tile(const ms_cuda_fp8_encode_call &args, int64_t tile, fl
         if (e.format == MS_FP8_E4M3) chunk = encode16<e4m3_code>(v, inverse);
         else chunk = encode16<e5m2_code>(v, inverse);
     });
-    ms_store_chunk(e.codes + at, chunk);
+    if (e.codes != NULL) ms_store_chunk(e.codes + at, chunk);
     if (e.turned == NULL) return;
     int word = THREAD_X / 4 * (ROW / 4) + THREAD_X % 4 * 4;
     MS_UNROLL for (int k = 0; k < 4; k++) shared[word + k] = chunk.word[k];
@@ -136,9 +140,10 @@ MS_KERNEL(fp8_encode, ms_cuda_fp8_encode_call, 256)
         most = args.partial[i] > most ? args.partial[i] : most;
     most = ms_block_join(most, found, ms_greater());
     uint32_t scale = ms_fp8_scale_bits(most, (ms_fp8_format)e.format);
-    if (BLOCK_X == 0 && THREAD_X == 0) {
-        e.scale->scale = ms_float(scale);
-        e.scale->most = most;
+    ms_fp8_scale *to = THREAD_X == 0 ? e.scales[0] : e.scales[1];
+    if (BLOCK_X == 0 && THREAD_X < 2 && to != NULL) {
+        to->scale = ms_float(scale);
+        to->most = most;
     }
     float inverse = ms_float(ms_fp8_inverse_bits(scale));
     for (int64_t tile = BLOCK_X; tile < tiles; tile += BLOCKS_X) {

@@ -127,9 +127,12 @@ static void make_extra(ms_cuda_work *work, const ms_matmul_args *args)
 static ms_lt_result aim(ms_cuda_work *work, const ms_matmul_args *args, char *scratch)
 {
     const ms_product_plan *plan = args->plan;
-    const void *bias = args->beside;
-    if (plan->adds_bias) bias = bias_for(work, args, scratch + MS_CUDA_WORKSPACE);
-    return ms_product_aim(args->library, plan, bias, args->beside);
+    ms_product_places places = { .bias = args->beside,
+                                 .beside = args->beside,
+                                 .a_scale = args->a_scale,
+                                 .b_scale = args->b_scale };
+    if (plan->adds_bias) places.bias = bias_for(work, args, scratch + MS_CUDA_WORKSPACE);
+    return ms_product_aim(args->library, plan, places);
 }
 
 static void run(ms_cuda_work *work, const void *arguments)

@@ -46,6 +46,7 @@ typedef struct ms_products {
     ms_cublaslt lt;
     ms_lt_handle handle;
     uint32_t multiprocessors; /* of the GPU */
+    uint32_t capability;      /* of the GPU: 90 for 9.0 */
     ms_plan_table plans;      /* of ms_product_plan */
     ms_plan_table choices;    /* of ms_product_choice */
     bool is_quiet;            /* no warning is due when the library refuses a choice */
@@ -55,12 +56,17 @@ typedef struct ms_products {
  * how many there are, at most `wanted`. */
 ms_lt_result ms_product_candidates(const ms_products *products, const ms_product_plan *plan,
                                    int wanted, ms_lt_candidate *out, int *count);
-/* Where the next products of the plan find the bias or write sums, and write `beside`. Before the
- * library is asked, these are addresses that are aligned to MS_LT_ALIGNMENT and no more, since it
- * takes the alignment from them. */
+/* Where the next products of the plan find the bias or write sums, where `beside` is, and the
+ * scales of codes. Before the library is asked, these are addresses that are aligned to
+ * MS_LT_ALIGNMENT and no more, since it takes the alignment from them. */
 #define MS_LT_ALIGNMENT 16
+typedef struct ms_product_places {
+    const void *bias, *beside, *a_scale, *b_scale;
+} ms_product_places;
 ms_lt_result ms_product_aim(const ms_products *products, const ms_product_plan *plan,
-                            const void *bias, const void *beside);
+                            ms_product_places places);
+/* Such addresses, for the library's answers. */
+ms_product_places ms_product_no_places(void);
 /* The plan's way with this algorithm, made now if there is none. */
 ms_status ms_product_way_of(ms_engine *engine, ms_product_plan *plan,
                             const ms_lt_algorithm *algorithm, size_t workspace_bytes,

@@ -12,6 +12,10 @@
  * do the rest (matmul.c). The library wants `beside` aligned to 16 bytes; otherwise it is not asked
  * for the extra.
  *
+ * Codes (fp8.h) are multiplied with both operands along k in memory, which is the only way that the
+ * library has, and with sums in f32 all along: its fast ones, which keep fewer bits, are off unless
+ * they are asked for.
+ *
  * Collectives of other streams keep multiprocessors from a product (ms_stream_taken). A product
  * that is enqueued after such a call, on a stream that is not after it, is planned for the rest of
  * the GPU. That follows from the order of the host's calls. A plan for another part of the GPU may
@@ -29,7 +33,7 @@ static ms_status fail(ms_engine *engine, const ms_products *products, ms_lt_resu
     return ms_engine_fail(engine, MS_ERROR_UNSUPPORTED,
                           "cuBLASLt has no product [%lld, %lld] x [%lld, %lld] of %s: %s",
                           (long long)s->m, (long long)s->k, (long long)s->k, (long long)s->n,
-                          ms_dtype_name((ms_dtype)s->in),
+                          s->in == MS_U8 ? "fp8" : ms_dtype_name((ms_dtype)s->in),
                           result ? products->lt.explain(result) : "no algorithm fits");
 }
 
@@ -40,15 +44,21 @@ static int type_of(uint8_t dtype)
     return dtype == MS_F32 ? MS_LT_F32 : dtype == MS_F16 ? MS_LT_F16 : MS_LT_BF16;
 }
 
+/* Of an operand, whose codes are E5M2 if `e5m2` says so. */
+static int operand_type(const ms_gemm_shape *s, uint8_t e5m2)
+{
+    if (s->in != MS_U8) return type_of(s->in);
+    return s->e5m2 & e5m2 ? MS_LT_E5M2 : MS_LT_E4M3;
+}
+
 /* A matrix of ours as the library sees it: its rows are our columns. */
-static ms_lt_result make_layout(const ms_products *products, const ms_product_key *key,
-                                uint8_t dtype, int64_t rows, int64_t columns, int64_t row,
-                                int64_t batch, ms_lt_layout *out)
+static ms_lt_result make_layout(const ms_products *products, const ms_product_key *key, int type,
+                                int64_t rows, int64_t columns, int64_t row, int64_t batch,
+                                ms_lt_layout *out)
 {
     const ms_cublaslt *lt = &products->lt;
     int32_t batches = (int32_t)key->batches;
-    ms_lt_result result =
-        lt->layout_create(out, type_of(dtype), (uint64_t)columns, (uint64_t)rows, row);
+    ms_lt_result result = lt->layout_create(out, type, (uint64_t)columns, (uint64_t)rows, row);
     if (result || batches == 1) return result;
     result = lt->layout_set(*out, MS_LT_BATCHES, &batches, sizeof batches);
     if (!result) result = lt->layout_set(*out, MS_LT_BATCH_STRIDE, &batch, sizeof batch);
@@ -60,13 +70,15 @@ static ms_lt_result make_layouts(const ms_products *products, ms_product_plan *p
     const ms_product_key *key = &plan->key;
     const ms_gemm_shape *s = &key->shape;
     ms_lt_result result =
-        make_layout(products, key, s->in, s->a_transposed ? s->k : s->m,
+        make_layout(products, key, operand_type(s, MS_GEMM_E5M2_A), s->a_transposed ? s->k : s->m,
                     s->a_transposed ? s->m : s->k, s->a_row, key->a_batch, &plan->a);
     if (!result)
-        result = make_layout(products, key, s->in, s->b_transposed ? s->n : s->k,
-                             s->b_transposed ? s->k : s->n, s->b_row, key->b_batch, &plan->b);
+        result = make_layout(products, key, operand_type(s, MS_GEMM_E5M2_B),
+                             s->b_transposed ? s->n : s->k, s->b_transposed ? s->k : s->n, s->b_row,
+                             key->b_batch, &plan->b);
     if (!result)
-        result = make_layout(products, key, s->out, s->m, s->n, s->c_row, key->c_batch, &plan->c);
+        result = make_layout(products, key, type_of(s->out), s->m, s->n, s->c_row, key->c_batch,
+                             &plan->c);
     return result;
 }
 
@@ -112,8 +124,14 @@ static ms_lt_result set_preference(const ms_products *products, const ms_product
     return result;
 }
 
+ms_product_places ms_product_no_places(void)
+{
+    const void *aligned = (const void *)(uintptr_t)MS_LT_ALIGNMENT;
+    return (ms_product_places){ aligned, aligned, aligned, aligned };
+}
+
 ms_lt_result ms_product_aim(const ms_products *products, const ms_product_plan *plan,
-                            const void *bias, const void *beside)
+                            ms_product_places places)
 {
     const ms_cublaslt *lt = &products->lt;
     uint8_t extra = plan->makes_extra ? plan->key.shape.extra : MS_GEMM_PLAIN;
@@ -121,9 +139,17 @@ ms_lt_result ms_product_aim(const ms_products *products, const ms_product_plan *
          has_gelu = extra == MS_GEMM_GELU || extra == MS_GEMM_GELU_GRADIENT;
     ms_lt_result result = 0;
     if (plan->adds_bias || sums)
-        result = lt->operation_set(plan->operation, MS_LT_BIAS_POINTER, &bias, sizeof bias);
+        result = lt->operation_set(plan->operation, MS_LT_BIAS_POINTER, &places.bias,
+                                   sizeof places.bias);
     if (!result && has_gelu)
-        result = lt->operation_set(plan->operation, MS_LT_BESIDE_POINTER, &beside, sizeof beside);
+        result = lt->operation_set(plan->operation, MS_LT_BESIDE_POINTER, &places.beside,
+                                   sizeof places.beside);
+    if (result || plan->key.shape.in != MS_U8) return result;
+    result =
+        lt->operation_set(plan->operation, MS_LT_SCALE_A, &places.b_scale, sizeof places.b_scale);
+    if (!result)
+        result = lt->operation_set(plan->operation, MS_LT_SCALE_B, &places.a_scale,
+                                   sizeof places.a_scale);
     return result;
 }
 
@@ -132,9 +158,8 @@ ms_lt_result ms_product_candidates(const ms_products *products, const ms_product
 {
     const ms_cublaslt *lt = &products->lt;
     ms_lt_preference preference = NULL;
-    const void *aligned = (const void *)(uintptr_t)MS_LT_ALIGNMENT;
     *count = 0;
-    ms_lt_result result = ms_product_aim(products, plan, aligned, aligned);
+    ms_lt_result result = ms_product_aim(products, plan, ms_product_no_places());
     if (!result) result = lt->preference_create(&preference);
     if (result) return result;
     result = set_preference(products, &plan->key, preference);
@@ -264,7 +289,7 @@ static void products_free(ms_engine *engine, void *state)
     ms_release(ms_engine_context(engine), products);
 }
 
-static ms_status count_multiprocessors(ms_engine *engine, ms_products *products)
+static ms_status ask_gpu(ms_engine *engine, ms_products *products)
 {
     ms_gpu gpu;
     ms_error error;
@@ -272,6 +297,7 @@ static ms_status count_multiprocessors(ms_engine *engine, ms_products *products)
                               &error))
         return ms_engine_fail(engine, MS_ERROR_IO, "%s", error.message);
     products->multiprocessors = gpu.multiprocessors;
+    products->capability = gpu.major * 10 + gpu.minor;
     return MS_OK;
 }
 
@@ -287,7 +313,7 @@ ms_status ms_products_of(ms_engine *engine, ms_products **out)
     products->plans.key_bytes = sizeof(ms_product_key);
     products->choices.key_bytes = MS_PRODUCT_KEY_BYTES;
     status = ms_cublaslt_load(ms_engine_context(engine), &products->lt);
-    if (!status) status = count_multiprocessors(engine, products);
+    if (!status) status = ask_gpu(engine, products);
     ms_lt_result result = status ? 0 : products->lt.create(&products->handle);
     if (result)
         status = ms_engine_fail(engine, MS_ERROR_IO, "cuBLASLt does not start: %s",
@@ -329,6 +355,8 @@ static int64_t any_stride(const ms_matmul_args *args, const int64_t *strides)
     for (uint32_t d = 0; d < args->batch_dims; d++) bits |= strides[d];
     return bits;
 }
+
+#define CAPABILITY_OF_FP8 89
 
 /* How many multiprocessors a product of this stream may count on beside the collectives of other
  * streams: half of them at least; 0: all. */
@@ -372,6 +400,12 @@ ms_status ms_cuda_plan_matmul(ms_engine *engine, ms_matmul_args *args)
     ms_status status = ms_products_of(engine, &products);
     if (status) return status;
     args->library = products;
+    if (args->shape.in == MS_U8 && products->capability < CAPABILITY_OF_FP8)
+        return ms_engine_fail(
+            engine, MS_ERROR_UNSUPPORTED,
+            "this GPU has compute capability %u.%u, and products in fp8 need 8.9: "
+            "give emulate = true with dtype \"fp8\", or use bf16",
+            products->capability / 10, products->capability % 10);
     if (args->shape.k == 0) return MS_OK;
     void **place = NULL;
     describe(args, &key);

@@ -50,7 +50,9 @@ bool ms_products_place(const ms_os *os, uint32_t gpu, char *text, size_t bytes)
 static void write_key(const ms_product_key *key, char text[MS_PRODUCT_KEY_BYTES])
 {
     static const char *const extras[] = { "", " gelu", " sum of a", " sum of b", " gelu gradient" };
+    static const char *const codes[] = { "e4m3 e4m3", "e5m2 e4m3", "e4m3 e5m2" };
     const ms_gemm_shape *s = &key->shape;
+    const char *in = s->in == MS_U8 ? codes[s->e5m2] : ms_dtype_name((ms_dtype)s->in);
     char limit[40] = "";
     if (key->multiprocessors)
         snprintf(limit, sizeof limit, ", on %u multiprocessors", key->multiprocessors);
@@ -58,13 +60,12 @@ static void write_key(const ms_product_key *key, char text[MS_PRODUCT_KEY_BYTES]
     snprintf(text, MS_PRODUCT_KEY_BYTES,
              "%lldx%lldx%lld %s to %s, rows %lld%s %lld%s %lld%s%s%s, "
              "batches %lld by %lld %lld %lld, aligned %u %u %u%s%s",
-             (long long)s->m, (long long)s->n, (long long)s->k, ms_dtype_name((ms_dtype)s->in),
-             ms_dtype_name((ms_dtype)s->out), (long long)s->a_row, s->a_transposed ? "t" : "",
-             (long long)s->b_row, s->b_transposed ? "t" : "", (long long)s->c_row,
-             s->bias ? " bias" : "", s->accumulate ? " added" : "", extras[s->extra],
-             (long long)key->batches, (long long)key->a_batch, (long long)key->b_batch,
-             (long long)key->c_batch, key->align_a, key->align_b, key->align_c, limit,
-             key->tf32 ? ", tf32" : "");
+             (long long)s->m, (long long)s->n, (long long)s->k, in, ms_dtype_name((ms_dtype)s->out),
+             (long long)s->a_row, s->a_transposed ? "t" : "", (long long)s->b_row,
+             s->b_transposed ? "t" : "", (long long)s->c_row, s->bias ? " bias" : "",
+             s->accumulate ? " added" : "", extras[s->extra], (long long)key->batches,
+             (long long)key->a_batch, (long long)key->b_batch, (long long)key->c_batch,
+             key->align_a, key->align_b, key->align_c, limit, key->tf32 ? ", tf32" : "");
 }
 
 /* Whether the library takes the algorithm for this product, within our workspace and with sums in a
@@ -76,8 +77,7 @@ static bool is_accepted(const ms_products *products, const ms_product_plan *plan
     ms_lt_candidate found = { .workspace_bytes = 0 };
     uint32_t reduction = 0;
     size_t written = 0;
-    const void *aligned = (const void *)(uintptr_t)MS_LT_ALIGNMENT;
-    if (ms_product_aim(products, plan, aligned, aligned)
+    if (ms_product_aim(products, plan, ms_product_no_places())
         || lt->algorithm_get(algorithm, MS_LT_REDUCTION_OF_ALGORITHM, &reduction, sizeof reduction,
                              &written)
         || reduction == MS_LT_REDUCTION_IN_PLACE)
@@ -315,7 +315,11 @@ static ms_status time_plan(ms_engine *engine, const ms_products *products, ms_pr
     ms_status status = ms_cuda_meter_open(engine, lay_out(&t, NULL), FILL, &meter);
     if (status) return status == MS_ERROR_MEMORY ? MS_OK : status;
     (void)lay_out(&t, ms_cuda_meter_memory(meter));
-    if (ms_product_aim(products, plan, t.bias, t.beside)) count = 0;
+    /* Any numbers will do as scales. */
+    ms_product_places places = {
+        .bias = t.bias, .beside = t.beside, .a_scale = t.bias, .b_scale = t.bias
+    };
+    if (ms_product_aim(products, plan, places)) count = 0;
     status = time_candidates(meter, &t, candidates, count, best);
     ms_cuda_meter_close(meter);
     if (!status) take_best(candidates, count, best, out);

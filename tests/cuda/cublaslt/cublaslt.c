@@ -26,7 +26,7 @@
 #define API __attribute__((visibility("default")))
 
 enum { SUCCESS = 0, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
-enum { F32 = 0, F16 = 2, BF16 = 14 };
+enum { F32 = 0, F16 = 2, BF16 = 14, E4M3 = 28, E5M2 = 29 };
 /* Bits of epilogues: GELU and GELU_GRADIENT come with BESIDE here, what goes into gelu. The
  * gradient, SUM_A and SUM_B come without a bias. */
 enum { BIAS = 4, GELU = 32, GELU_GRADIENT = 64, BESIDE = 128, SUM_A = 256, SUM_B = 512 };
@@ -41,6 +41,7 @@ typedef struct operation {
     const void *bias; /* or where sums go */
     const void *beside;
     int64_t beside_column;
+    const float *scales[2]; /* of operands of 8 bits */
 } operation;
 typedef struct layout {
     int type;
@@ -134,6 +135,7 @@ API int cublasLtMatmulDescSetAttribute(operation *of, int what, const void *valu
     else if (what == 8 && bytes == 8) memcpy(&of->bias, value, bytes);
     else if (what == 11 && bytes == 8) memcpy(&of->beside, value, bytes);
     else if (what == 12 && bytes == 8) memcpy(&of->beside_column, value, bytes);
+    else if ((what == 17 || what == 18) && bytes == 8) memcpy(&of->scales[what - 17], value, bytes);
     else if (what == 15 && bytes == 4) note("limits", *(const int32_t *)value);
     else return INVALID_VALUE;
     return SUCCESS;
@@ -179,6 +181,23 @@ API int cublasLtMatmulPreferenceSetAttribute(preference *of, int what, const voi
     return SUCCESS;
 }
 
+static bool is_8_bits(int type) { return type == E4M3 || type == E5M2; }
+static size_t size_of(int type) { return type == F32 ? 4 : is_8_bits(type) ? 1 : 2; }
+
+/* What the library answers to operands of 8 bits: only one way of storing them, along k; multiples
+ * of 16 everywhere; not two of E5M2; and no scale in the host's memory is known to it. */
+static int answer_to_8_bits(const operation *of, const layout *a, const layout *b, const layout *d)
+{
+    uint64_t sizes = a->rows | a->columns | b->rows | b->columns | d->rows | d->columns;
+    if (!is_8_bits(a->type) && !is_8_bits(b->type)) return SUCCESS;
+    if (!of->transposed[0] || of->transposed[1] || a->batches > 1) return NOT_SUPPORTED;
+    if ((sizes | (uint64_t)a->column | (uint64_t)b->column | (uint64_t)d->column) % 16)
+        return NOT_SUPPORTED;
+    if (of->epilogue != 1 && of->epilogue != BIAS) return NOT_SUPPORTED;
+    if (!of->scales[0] || !of->scales[1]) return INVALID_VALUE;
+    return a->type == E5M2 && b->type == E5M2 ? NOT_SUPPORTED : SUCCESS;
+}
+
 /* What a product of these layouts would be; false: they do not fit. */
 static bool fits(const operation *of, const layout *a, const layout *b, const layout *d)
 {
@@ -187,9 +206,11 @@ static bool fits(const operation *of, const layout *a, const layout *b, const la
     uint64_t n = of->transposed[1] ? b->rows : b->columns,
              l = of->transposed[1] ? b->columns : b->rows;
     if (of->compute == IN_TF32 && a->type != F32) return false;
-    return k == l && m == d->rows && n == d->columns && a->type == b->type
-           && (d->type == a->type || d->type == F32) && a->batches == b->batches
-           && a->batches == d->batches;
+    bool of_8_bits =
+             is_8_bits(a->type) && is_8_bits(b->type) && (d->type == BF16 || d->type == F32),
+         of_16_bits = a->type == b->type && (d->type == a->type || d->type == F32);
+    return k == l && m == d->rows && n == d->columns && (of_8_bits || of_16_bits)
+           && a->batches == b->batches && a->batches == d->batches;
 }
 
 static bool is_sum(uint32_t epilogue) { return epilogue == SUM_A || epilogue == SUM_B; }
@@ -225,6 +246,9 @@ API int cublasLtMatmulAlgoGetHeuristic(void *handle, const operation *of, const 
     if (wants->reductions & 1) wrong("sums in place, in no fixed order, were not excluded");
     if (wants->workspace < WORKSPACE) return NOT_SUPPORTED;
     int answer = answer_to(of, d);
+    if (!answer) answer = answer_to_8_bits(of, a, b, d);
+    for (int i = 0; i < 4 && !answer && is_8_bits(a->type); i++)
+        if (wants->align[i] < 16) answer = NOT_SUPPORTED;
     if (answer) return answer;
     note("asks", wanted);
     for (; *found < wanted && *found < CANDIDATES; ++*found)
@@ -242,6 +266,7 @@ API int cublasLtMatmulAlgoCheck(void *handle, const operation *of, const layout 
     if (!fits(of, a, b, d) || how->data[0] != MARK || how->data[4] >= CANDIDATES)
         return INVALID_VALUE;
     if (answer_to(of, d)) return answer_to(of, d);
+    if (answer_to_8_bits(of, a, b, d)) return answer_to_8_bits(of, a, b, d);
     if ((int)how->data[4] == number_in("MOONSHARD_STAND_IN_CUBLASLT_REFUSES")) return NOT_SUPPORTED;
     *out = (candidate){ .workspace = WORKSPACE };
     return SUCCESS;
@@ -272,9 +297,22 @@ static float wide_f16(uint16_t bits)
                                 : (float)fraction * 0x1p-24f;
     return sign ? -size : size;
 }
+/* By the definitions of the formats; 2 or 3 bits of fraction. */
+static float wide_8(uint8_t bits, int type)
+{
+    int fractions = type == E4M3 ? 3 : 2, bias = type == E4M3 ? 7 : 15,
+        exponent = (bits & 127) >> fractions, fraction = bits & ((1 << fractions) - 1);
+    float size = exponent
+                     ? ldexpf((float)((1 << fractions) + fraction), exponent - bias - fractions)
+                     : ldexpf((float)fraction, 1 - bias - fractions);
+    if (type == E4M3 ? (bits & 127) == 127 : (bits & 127) > 124) size = from_bits(0x7fc00000u);
+    if (type == E5M2 && (bits & 127) == 124) size = from_bits(0x7f800000u);
+    return bits & 128 ? -size : size;
+}
 static float load(const void *from, int64_t i, int type)
 {
     if (type == F32) return ((const float *)from)[i];
+    if (is_8_bits(type)) return wide_8(((const uint8_t *)from)[i], type);
     uint16_t bits = ((const uint16_t *)from)[i];
     return type == BF16 ? from_bits((uint32_t)bits << 16) : wide_f16(bits);
 }
@@ -415,6 +453,7 @@ static void compute_column(const product *p, int64_t batch, int64_t column, cons
     for (int64_t i = 0; i < o->m; i++) {
         int64_t at = batch * d->batch + column * d->column + i;
         float x = p->alpha * o->sums[i];
+        if (is_8_bits(p->a.type)) x = x * *p->of.scales[0] * *p->of.scales[1];
         if (p->beta != 0) x += p->beta * load(p->to, at, d->type);
         if (p->of.epilogue & BIAS) x += load(p->of.bias, i, d->type);
         if (p->of.epilogue & GELU) {
@@ -457,7 +496,7 @@ static void find_driver(void)
 
 static void touch_matrix(const void *data, const layout *of, bool writes)
 {
-    size_t size = of->type == F32 ? 4 : 2;
+    size_t size = size_of(of->type);
     for (int64_t batch = 0; batch < of->batches; batch++)
         for (int64_t column = 0; column < (int64_t)of->columns; column++)
             touch((const char *)data + (size_t)(batch * of->batch + column * of->column) * size,
@@ -482,6 +521,8 @@ static void compute(void *argument)
     touch_matrix(p->to, &p->d, true);
     touch(p->workspace, WORKSPACE, true);
     touch_epilogue(p);
+    for (int i = 0; i < 2 && is_8_bits(p->a.type); i++)
+        touch(p->of.scales[i], sizeof *p->of.scales[i], false);
     operands o = make_operands(p);
     memset(p->workspace, 0x5a, WORKSPACE);
     for (int64_t batch = 0; batch < p->d.batches; batch++) {
@@ -515,7 +556,15 @@ API int cublasLtMatmul(void *handle, const operation *of, const float *alpha, co
     check_aligned(from_b, how->data[2], "operand b is not aligned as it was said");
     check_aligned(to, how->data[3], "the result is not aligned as it was said");
     int refused = answer_to(of, d);
+    if (!refused) refused = answer_to_8_bits(of, a, b, d);
     if (refused) return refused;
+    if (is_8_bits(a->type)) {
+        check_aligned(from_a, 16, "operand a of 8 bits is not aligned");
+        check_aligned(from_b, 16, "operand b of 8 bits is not aligned");
+        check_aligned(to, 16, "the result of 8 bits is not aligned");
+        if ((uintptr_t)of->scales[0] <= 16 || (uintptr_t)of->scales[1] <= 16)
+            wrong("the operands of 8 bits have no scales");
+    }
     if (of->epilogue & BIAS || is_sum(of->epilogue))
         check_aligned(of->bias, 16, "the bias is not aligned");
     if (((of->epilogue & BIAS || is_sum(of->epilogue)) && (uintptr_t)of->bias <= 16)

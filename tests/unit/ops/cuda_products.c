@@ -654,6 +654,68 @@ static void test_choices_of_extras(void **state)
     ms_engine_free(engine);
 }
 
+/* ----------------------------------------------------------------- 8 bits */
+
+/* x w^T in fp8, [32, 48] x [64, 48]; the answer of the call. */
+static ms_status multiply_in_fp8(ms_engine *engine, ms_fp8 mode)
+{
+    ms_tensor *x = ones(engine, 32, 48), *w = ones(engine, 64, 48), *y = NULL;
+    ms_engine_set_autocast(engine, MS_BF16);
+    ms_engine_set_fp8(engine, mode);
+    ms_status status =
+        ms_op_apply(engine, &ms_op_linear, NULL, false, (ms_tensor *[]){ x, w }, 2, &y, 1);
+    ms_engine_set_fp8(engine, MS_FP8_OFF);
+    ms_engine_set_autocast(engine, MS_F32);
+    uint16_t values[32 * 64];
+    if (!status) {
+        OK(ms_tensor_read(y, values, sizeof values));
+        for (int i = 0; i < 32 * 64; i++) assert_true(ms_float_from_bf16(values[i]) == 48);
+    }
+    ms_tensor_release(x);
+    ms_tensor_release(w);
+    ms_tensor_release(y);
+    ms_engine_drop_casts(engine);
+    return status;
+}
+
+/* Codes are multiplied by the library; algorithms are chosen for them as for others, by a key that
+ * names their formats. */
+static void test_fp8(void **state)
+{
+    (void)state;
+    int warnings = 0;
+    ms_engine *engine = engine_with_log(&warnings);
+    ms_product_time found;
+    OK(multiply_in_fp8(engine, MS_FP8_ON));
+    const ms_product_plan *plan = plan_of(engine, 32);
+    assert_int_equal(plan->key.shape.in, MS_U8);
+    assert_true(plan->key.shape.b_transposed && !plan->key.shape.a_transposed);
+    OK(ms_products_time(engine, &found));
+    assert_non_null(strstr(found.choice.key, "32x64x48 e4m3 e4m3 to bf16, rows 48 48t 64, "));
+    OK(ms_products_use(engine, &found.choice, 1, false));
+    assert_int_equal(candidate_of(engine, 32), 3);
+    OK(multiply_in_fp8(engine, MS_FP8_ON));
+    ms_engine_free(engine);
+    assert_int_equal(warnings, 0);
+}
+
+/* A GPU before 8.9 multiplies them where it is asked to emulate. */
+static void test_fp8_of_an_older_gpu(void **state)
+{
+    (void)state;
+    int warnings = 0;
+    setenv("MOONSHARD_STAND_IN_MAJOR", "8", 1);
+    ms_engine *engine = engine_with_log(&warnings);
+    assert_int_equal(multiply_in_fp8(engine, MS_FP8_ON), MS_ERROR_UNSUPPORTED);
+    assert_string_equal(ms_engine_error(engine)->message,
+                        "this GPU has compute capability 8.0, and products in fp8 need 8.9: give "
+                        "emulate = true with dtype \"fp8\", or use bf16");
+    OK(multiply_in_fp8(engine, MS_FP8_EMULATED));
+    assert_int_equal(plan_of(engine, 32)->key.shape.in, MS_BF16);
+    ms_engine_free(engine);
+    unsetenv("MOONSHARD_STAND_IN_MAJOR");
+}
+
 /* In a graph: the bits of a step are those of one that is carried out task by task. */
 static void test_extras_repeat(void **state)
 {
@@ -756,6 +818,8 @@ int main(void)
         cmocka_unit_test(test_sums),
         cmocka_unit_test(test_gelu_gradient),
         cmocka_unit_test(test_choices_of_extras),
+        cmocka_unit_test(test_fp8),
+        cmocka_unit_test(test_fp8_of_an_older_gpu),
         cmocka_unit_test(test_extras_repeat),
         cmocka_unit_test(test_limit),
         cmocka_unit_test(test_other_devices),

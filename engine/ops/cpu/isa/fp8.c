@@ -31,7 +31,8 @@ MS_VECTOR uint32_t most_of(const ms_dtype D, const void *x, size_t begin, size_t
 MS_VECTOR void encode_all(const small_float F, const ms_dtype D, const ms_fp8_encode_args *args,
                           size_t begin, size_t end)
 {
-    float inverse = ms_float_from_bits(ms_fp8_inverse_bits(ms_bits_from_float(args->scale->scale)));
+    float inverse =
+        ms_float_from_bits(ms_fp8_inverse_bits(ms_bits_from_float(args->scales[0]->scale)));
     for (size_t i = begin; i < end; i += MS_LANES) {
         ms_vf scaled = ms_row_get(D, args->x, i) * inverse;
         ms_vi is_nan = ms_v_is_nan(scaled);
