@@ -107,7 +107,7 @@ void ms_lua_rates(lua_State *L, int index, ms_rates *out)
     static const char *const keys[] = { "flops_per_s", "bytes_per_s", "enqueue_ns", "task_ns",
                                         "shares",      "links",       NULL };
     static const char *const dtypes[MS_COST_DTYPES + 1] = {
-        [MS_COST_F32] = "f32", [MS_COST_F16] = "f16", [MS_COST_BF16] = "bf16"
+        [MS_COST_F32] = "f32", [MS_COST_F16] = "f16", [MS_COST_BF16] = "bf16", [MS_COST_FP8] = "fp8"
     };
     ms_rates rates = { 0 };
     index = lua_absindex(L, index);
@@ -115,8 +115,9 @@ void ms_lua_rates(lua_State *L, int index, ms_rates *out)
         ms_lua_error(L, "rates must be a table, not a %s", luaL_typename(L, index));
     ms_lua_known_keys(L, index, keys, "field of rates");
     table_at(L, index, "flops_per_s", dtypes);
-    for (int i = 0; i < MS_COST_DTYPES; i++)
+    for (int i = 0; i < MS_COST_FP8; i++)
         rates.flops_per_s[i] = number_at(L, lua_gettop(L), "flops_per_s.", dtypes[i]);
+    rates.flops_per_s[MS_COST_FP8] = optional_at(L, lua_gettop(L), dtypes[MS_COST_FP8]);
     lua_pop(L, 1);
     rates.bytes_per_s = number_at(L, index, "", "bytes_per_s");
     /* Without them an enqueue costs the host no time, and a task no more than its work. */

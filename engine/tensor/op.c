@@ -249,10 +249,13 @@ static void count_write(const ms_tensor_state *state, const ms_tensor *tensor, c
     ms_storage_restore(tensor->storage, begin, end, state->source->storage, from, to, task);
 }
 
-/* exec/ does not know ms_dtype; it has an enumeration of its own with the same numbers. */
-_Static_assert((int)MS_COST_F32 == (int)MS_F32 && (int)MS_COST_F16 == (int)MS_F16
-                   && (int)MS_COST_BF16 == (int)MS_BF16,
-               "devices know the cost's dtype by its number");
+/* exec/ does not know ms_dtype. Tasks of u8 with much arithmetic multiply codes (ops/fp8.h). */
+static uint8_t cost_dtype_of(const ms_tensor *operand)
+{
+    if (operand->dtype == MS_U8) return MS_COST_FP8;
+    if (operand->dtype == MS_BF16) return MS_COST_BF16;
+    return operand->dtype == MS_F16 ? MS_COST_F16 : MS_COST_F32;
+}
 
 /* Storages are checked only if an access was flagged, which is rare. The versions change after the
  * enqueue: a task that could not be enqueued has written nothing. NULLs among the tensors are
@@ -273,7 +276,7 @@ ms_status ms_tensor_enqueue(ms_engine *engine, const ms_task *task, const void *
         if (writes[i]) found |= access_to(writes[i], MS_WRITE, &accesses[count++]);
     const ms_tensor *operand = read_count && reads[0] ? reads[0] : NULL;
     if (!operand && write_count) operand = writes[0];
-    if (operand) cost.dtype = (uint8_t)operand->dtype;
+    if (operand) cost.dtype = cost_dtype_of(operand);
     ms_status status = MS_OK;
     /* A task without memory to write does nothing on any device. */
     bool idle = (found & MS_ACCESS_META) && writes_meta(writes, write_count);

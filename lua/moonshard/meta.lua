@@ -103,7 +103,8 @@
 --- Speeds of a machine. The sim device estimates times from them; its other results do not depend
 --- on them. The file of `--rates FILE` has the same fields.
 ---@class ms.Rates
----@field flops_per_s { f32: number, f16: number, bf16: number }   of one rank
+--- Of one rank; fp8 is twice bf16 unless given.
+---@field flops_per_s { f32: number, f16: number, bf16: number, fp8?: number }
 ---@field bytes_per_s number   of one rank's memory
 ---@field enqueue_ns? number   host time of each call that enqueues; 0 unless given
 --- Levels of links, the innermost first. A level links blocks of `ranks` consecutive ranks; the

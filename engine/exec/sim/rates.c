@@ -35,7 +35,8 @@ static bool is_share(double value) { return value > 0 && value <= 1; }
 const char *ms_rates_problem(const ms_rates *rates)
 {
     for (int i = 0; i < MS_COST_DTYPES; i++)
-        if (!is_positive(rates->flops_per_s[i]))
+        if (!is_positive(rates->flops_per_s[i])
+            && !(i == MS_COST_FP8 && rates->flops_per_s[i] == 0))
             return "flops_per_s must be above 0, for each of f32, f16 and bf16";
     if (!is_positive(rates->bytes_per_s)) return "bytes_per_s must be above 0";
     if (!is_duration(rates->enqueue_ns)) return "enqueue_ns must be 0 or more";
@@ -94,7 +95,9 @@ double ms_rates_ns(const ms_rates *rates, const char *name, const ms_task_cost *
     if (cost->ranks > 1) return collective_ns(rates, cost);
     uint32_t dtype = cost->dtype < MS_COST_DTYPES ? cost->dtype : MS_COST_F32;
     const ms_kernel_share *share = share_of(rates, name);
-    double arithmetic = cost->flops * 1e9 / (rates->flops_per_s[dtype] * share->flops);
+    double peak = rates->flops_per_s[dtype];
+    if (dtype == MS_COST_FP8 && peak == 0) peak = 2 * rates->flops_per_s[MS_COST_BF16];
+    double arithmetic = cost->flops * 1e9 / (peak * share->flops);
     double memory = (double)cost->bytes * 1e9 / (rates->bytes_per_s * share->bytes);
     return rates->task_ns + (arithmetic > memory ? arithmetic : memory);
 }

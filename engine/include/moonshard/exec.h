@@ -55,9 +55,10 @@ typedef struct ms_level_rate {
     double bytes_per_s; /* that a rank sends */
 } ms_level_rate;
 typedef enum ms_cost_dtype {
-    MS_COST_F32, /* all dtypes but the two below */
+    MS_COST_F32, /* all dtypes but the three below */
     MS_COST_F16,
     MS_COST_BF16,
+    MS_COST_FP8, /* codes of 8 bits */
     MS_COST_DTYPES
 } ms_cost_dtype;
 /* The shares of flops_per_s and of bytes_per_s that tasks of one name reach: above 0, 1 at most. */
@@ -67,10 +68,11 @@ typedef struct ms_kernel_share {
     double flops, bytes;
 } ms_kernel_share;
 typedef struct ms_rates {
-    double flops_per_s[MS_COST_DTYPES]; /* of a rank, with all its threads */
-    double bytes_per_s;                 /* of a rank's memory */
-    double enqueue_ns;                  /* what enqueueing costs the host; 0 is allowed */
-    double task_ns;                     /* what a task takes beside its work; 0 is allowed */
+    /* Of a rank, with all its threads. Of fp8 0 is allowed: twice that of bf16. */
+    double flops_per_s[MS_COST_DTYPES];
+    double bytes_per_s; /* of a rank's memory */
+    double enqueue_ns;  /* what enqueueing costs the host; 0 is allowed */
+    double task_ns;     /* what a task takes beside its work; 0 is allowed */
     /* Of tasks that are not listed: 1. */
     uint32_t share_count;
     ms_kernel_share shares[MS_KERNEL_SHARES_MAX];

@@ -51,7 +51,8 @@ static void estimates_follow_from_cost_and_rates(void **state)
         { { .flops = 300, .bytes = 5000 }, 5000 }, /* bound by memory */
         { { .flops = 8000, .dtype = MS_COST_F16 }, 4000 },
         { { .flops = 8000, .dtype = MS_COST_BF16 }, 2000 },
-        { { .flops = 8000, .dtype = 7 }, 8000 }, /* as f32 */
+        { { .flops = 8000, .dtype = MS_COST_FP8 }, 1000 }, /* twice bf16 unless given */
+        { { .flops = 8000, .dtype = 7 }, 8000 },           /* as f32 */
         /* Four ranks of one block: two rounds there, two back. */
         { { .wire_bytes = 5000, .ranks = 4, .first_rank = 4, .last_rank = 7 }, 5400 },
         { { .wire_bytes = 5000, .ranks = 3, .first_rank = 4, .last_rank = 7, .collective = 3 },
