@@ -107,8 +107,9 @@ extern stream *streams;
 /* driver.c */
 extern struct stand_in {
     const char *fails;
-    int fails_with, stopped, version, gpus;
+    int fails_with, version, gpus;
     bool initialized;
+    _Atomic int stopped; /* read without the lock, too, as `left` */
     _Atomic unsigned left;
 } driver;
 extern __thread void *current; /* context */
