@@ -269,7 +269,7 @@ local function advise(command, message)
   local launch = require "moonshard.base.launch"
   if (command ~= "run" and command ~= "check") or not launch.recipe or launch.asked then return end
   local room = require "moonshard.cli.room"
-  local advice = room.advice(message, room.own_question())
+  local advice = room.advice(message, room.own_question)
   if advice then io.stderr:write(advice, "\n") end
 end
 

@@ -125,26 +125,27 @@ local function parts_of(whole)
   return ": " .. table.concat(texts, ", ")
 end
 
---- Lines for the user after a message that says that memory has ended; nil: it does not say so, or
---- nothing is known.
+--- Lines for the user after a message that says that memory has ended; nil: it does not say so, the
+--- recipe has no options, or it cannot be checked.
 ---@param message string
----@param question ms.RoomQuestion
+---@param question ms.RoomQuestion|fun(): ms.RoomQuestion the function is called if it does say so
 ---@return string?
 function room.advice(message, question)
   local limit = math.tointeger(tonumber(message:match "no memory for %d+ bytes: .-limit (%d+)"))
   if not limit or not launch.process then return nil end
+  if type(question) == "function" then question = question() end
   question.few = { "steps", STEPS }
   local whole = ask(question, changed({}, table.unpack(question.few)), UNLIMITED)
   if not whole then
     question.few = {}
     whole = ask(question, {}, UNLIMITED)
   end
-  if not whole then return nil end
+  if not whole or not whole.options then return nil end
   local lines = {
     ("  in all it would take %s%s, and the limit is %s%s"):format(shown(whole.peak_bytes[1]),
       question.ranks > 1 and " on rank 0" or "", shown(limit), parts_of(whole)),
   }
-  local fits = what_fits(question, whole.options or {}, limit)
+  local fits = what_fits(question, whole.options, limit)
   lines[2] = #fits > 0 and "  what would fit, by `moonshard check`: " .. table.concat(fits, "; ")
     or "  no option was found with which it would fit: take a smaller model or shorter sequences"
   return table.concat(lines, "\n")
