@@ -172,23 +172,32 @@ static ms_status enqueue(ms_engine *engine, const request *r)
                              writes, 2, cost);
 }
 
-/* A bias is added in f32, so it is cast if it has 16 bits. out may not overlap an operand: a
- * library reads them while it writes. */
+/* The bias as the product adds it: a CPU's in f32. A GPU's library takes it in the result's dtype;
+ * that cast is kept for the step, as those of weights. */
+static ms_status bias_operand(ms_engine *engine, ms_tensor *bias, const ms_tensor *out,
+                              ms_tensor **result)
+{
+    bool is_gpu = ms_engine_is_for_gpu(engine);
+    if (!bias) return MS_OK;
+    return ms_tensor_cast_cached(engine, bias, is_gpu ? out->dtype : MS_F32, is_gpu, result);
+}
+
+/* out may not overlap an operand: a library reads them while it writes. */
 ms_status ms_matmul_extra_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *bias,
                                ms_gemm_extra extra, ms_tensor *beside, ms_tensor *out)
 {
     if (out->count == 0) return MS_OK;
-    ms_tensor *left = NULL, *right = NULL, *wide = NULL;
+    ms_tensor *left = NULL, *right = NULL, *added = NULL;
     ms_status status = readable(engine, a, &left);
     if (!status) status = readable(engine, b, &right);
-    if (!status && bias) status = ms_tensor_cast_cached(engine, bias, MS_F32, false, &wide);
+    if (!status) status = bias_operand(engine, bias, out, &added);
     request r = {
-        .a = left, .b = right, .bias = wide, .beside = beside, .out = out, .extra = extra
+        .a = left, .b = right, .bias = added, .beside = beside, .out = out, .extra = extra
     };
     if (!status) status = enqueue(engine, &r);
     ms_tensor_release(left);
     ms_tensor_release(right);
-    ms_tensor_release(wide);
+    ms_tensor_release(added);
     return status;
 }
 
@@ -196,19 +205,19 @@ ms_status ms_matmul_extra_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms
 ms_status ms_matmul_codes_into(ms_engine *engine, const ms_matmul_codes *a,
                                const ms_matmul_codes *b, ms_tensor *bias, ms_tensor *out)
 {
-    ms_tensor *wide = NULL;
+    ms_tensor *added = NULL;
     if (out->count == 0) return MS_OK;
-    ms_status status = bias ? ms_tensor_cast_cached(engine, bias, MS_F32, false, &wide) : MS_OK;
+    ms_status status = bias_operand(engine, bias, out, &added);
     request r = { .a = a->codes,
                   .b = b->codes,
-                  .bias = wide,
+                  .bias = added,
                   .out = out,
                   .a_scale = a->scale,
                   .b_scale = b->scale,
                   .e5m2 = (uint8_t)((a->is_e5m2 ? MS_GEMM_E5M2_A : 0)
                                     | (b->is_e5m2 ? MS_GEMM_E5M2_B : 0)) };
     if (!status) status = enqueue(engine, &r);
-    ms_tensor_release(wide);
+    ms_tensor_release(added);
     return status;
 }
 

@@ -22,7 +22,7 @@ typedef enum ms_gemm_extra {
 
 enum { MS_GEMM_E5M2_A = 1, MS_GEMM_E5M2_B = 2 };
 
-/* c[m, n] = a[m, k] b[k, n], plus what c holds if accumulate, plus bias[n] in f32 if bias. A
+/* c[m, n] = a[m, k] b[k, n], plus what c holds if accumulate, plus bias[n] if bias. A
  * transposed operand is stored as [k, m] or [n, k]; its row is then a row of that. */
 typedef struct ms_gemm_shape {
     int64_t m, n, k;
@@ -38,7 +38,7 @@ typedef struct ms_gemm_shape {
  * parts of rows (or of columns). */
 typedef struct ms_matmul_args {
     const void *a, *b;
-    const float *bias;              /* or NULL */
+    const void *bias;               /* f32, or for a GPU of c's dtype; or NULL */
     const float *a_scale, *b_scale; /* of codes: what their numbers count for; else NULL */
     void *c, *beside;               /* see ms_gemm_extra */
     /* What the device's plan_matmul fills in: its library, its plans of a part and of the last

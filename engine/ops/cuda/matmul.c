@@ -66,15 +66,14 @@ static void fill_rows(ms_cuda_work *work, const ms_matmul_args *args, const oper
                    sizeof call);
 }
 
-/* The library takes a bias of the result's dtype, and expects it to be aligned. `room` is scratch
- * memory for a bias that is not as it should be. */
+/* The library expects the bias to be aligned. `room` is scratch memory for one that is not. */
 static const void *bias_for(ms_cuda_work *work, const ms_matmul_args *args, void *room)
 {
-    if (args->shape.out == MS_F32 && ms_cuda_is_aligned(args->bias)) return args->bias;
-    ms_cuda_narrow_call call = { .to = room,
-                                 .from = args->bias,
-                                 .count = ms_cuda_whole_product(args).n,
-                                 .dtype = args->shape.out };
+    if (ms_cuda_is_aligned(args->bias)) return args->bias;
+    ms_cuda_copy_bias_call call = { .to = room,
+                                    .from = args->bias,
+                                    .count = ms_cuda_whole_product(args).n,
+                                    .dtype = args->shape.out };
     ms_cuda_launch(work, &matmul_bias, ms_cuda_grid(call.count, 1), &call, sizeof call);
     return room;
 }

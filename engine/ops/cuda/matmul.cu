@@ -11,13 +11,14 @@ MS_KERNEL_FREE(matmul_empty, ms_cuda_bias_call, 256)
     for (int64_t i = GRID_FIRST; i < count; i += GRID_STEP) {
         int64_t column = i % args.width, row = i / args.width % args.rows,
                 batch = i / args.width / args.rows;
-        ms_write(args.c, batch * args.batch + row * args.row + column, args.dtype,
-                 args.bias != NULL ? args.bias[column] : 0.0f);
+        ms_write_float(args.c, batch * args.batch + row * args.row + column, args.dtype,
+                       args.bias != NULL ? ms_read_float(args.bias, column, args.dtype) : 0.0f);
     }
 }
 
-MS_KERNEL_FREE(matmul_bias, ms_cuda_narrow_call, 256)
+/* For a bias that is not aligned. */
+MS_KERNEL_FREE(matmul_bias, ms_cuda_copy_bias_call, 256)
 {
     for (int64_t i = GRID_FIRST; i < args.count; i += GRID_STEP)
-        ms_write(args.to, i, args.dtype, args.from[i]);
+        ms_write_float(args.to, i, args.dtype, ms_read_float(args.from, i, args.dtype));
 }

@@ -88,16 +88,15 @@ ms_gemm_shape ms_cuda_whole_product(const ms_matmul_args *args);
 /* For the kernels of matmul.cu: rows of c get the bias, or 0. */
 typedef struct ms_cuda_bias_call {
     void *c;
-    const float *bias; /* or NULL */
+    const void *bias; /* of c's dtype, or NULL */
     int64_t rows, width, row, batches, batch;
     uint8_t dtype;
 } ms_cuda_bias_call;
-/* The bias in the dtype of the result. */
-typedef struct ms_cuda_narrow_call {
+typedef struct ms_cuda_copy_bias_call {
     void *to;
-    const float *from;
+    const void *from;
     int64_t count;
     uint8_t dtype;
-} ms_cuda_narrow_call;
+} ms_cuda_copy_bias_call;
 
 #endif

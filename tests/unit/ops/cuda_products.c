@@ -480,7 +480,8 @@ static void test_gelu(void **state)
         assert_true(peak_with == peak_of("sim", true, with));
         /* Elsewhere nothing is made beside. */
         assert_true(peak_of("cpu", true, without) == peak_of("sim", false, without));
-        assert_true(peak_of("cpu", true, without) + sizeof with.y <= peak_without);
+        size_t wide_bias = with.bias ? WIDTH * sizeof(float) : 0; /* a CPU's is cast to f32 */
+        assert_true(peak_of("cpu", true, without) + sizeof with.y <= peak_without + wide_bias);
     }
     unsetenv("MOONSHARD_STAND_IN_CUBLASLT_NO_EXTRA");
     assert_int_equal(warnings, 0);
