@@ -508,6 +508,18 @@ local function products(list, s, m)
       return product(2 * flops, backward(nil, { x, w, b }, function() return apply(x, w, b) end, g))
     end)
   end
+  -- In 8 bits, whose sizes are multiples of 16: each call encodes x, and the first one w.
+  local eights = (rows + 15) // 16 * 16
+  for _, how in ipairs { "fp8", "fp8, emulated" } do
+    add(("%d x %d -> %d, %s"):format(eights, c, 4 * c, how), function()
+      local x = core.randn { eights, c, seed = 1, dtype = "bf16" }
+      local w = core.randn { 4 * c, c, seed = 2, dtype = "bf16" }
+      local function apply() x:linear(w) end
+      return product(2.0 * eights * c * 4 * c, forward(nil, function()
+        core.autocast("fp8", apply, { emulate = how ~= "fp8" })
+      end))
+    end)
+  end
   add("convolution", function()
     local images = math.max(1, s.batch * s.length // 256)
     local x, w = m.normal(images, 64, 16, 16), m.normal(64, 64, 3, 3)
