@@ -80,6 +80,13 @@ describe("where memory ends", function()
       told(("check r.lua --limit 100000 %s"):format(options)))
   end)
 
+  it("gives up a check that does not end", function()
+    command.write(folder .. "/r.lua", (RECIPE:gsub("steps = cfg.steps", "steps = 1000000000")
+      :gsub("steps = 1000000, ", "")))
+    local err = told("run r.lua --memory 4000000", "MOONSHARD_ADVICE_SECONDS=2")
+    assert.is_nil(err:find("would", 1, true))
+  end)
+
   it("keeps quiet about other errors, and about scripts that cannot be checked", function()
     command.write(folder .. "/r.lua", "error 'no memory for cakes'")
     local _, _, err = command.run(folder, "run r.lua")

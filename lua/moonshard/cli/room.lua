@@ -7,8 +7,10 @@ local quoted = own_command.quoted
 
 local room = {}
 
-local PATIENCE_MS <const> = 60e3       -- no question is asked after that
--- The first ones, in which all has been made that a step needs.
+-- Seconds for all questions together: a check of a recipe that has no option `steps` may take as
+-- long as the recipe has steps.
+local PATIENCE <const> = tonumber(os.getenv "MOONSHARD_ADVICE_SECONDS") or 60
+-- Steps of a check: after three, all has been made that a step needs.
 local STEPS <const> = 3
 local UNLIMITED <const> = 1 << 50
 
@@ -19,6 +21,7 @@ local UNLIMITED <const> = 1 << 50
 ---@field ranks integer
 ---@field is_gpu boolean
 ---@field few? table options, and their values, with which a check takes few steps
+---@field deadline? number by core.clock_ms
 
 local function shown(bytes)
   if bytes < 2 ^ 30 then return ("%.1f MiB"):format(bytes / 2 ^ 20) end
@@ -26,11 +29,15 @@ local function shown(bytes)
 end
 
 -- What a check says of the run with other values of some options, under this limit of memory; nil:
--- it does not fit, or it cannot be run so. With several ranks it is the first one's answer.
+-- it does not fit, it cannot be run so, or the time is over. With several ranks it is the first
+-- one's answer. If the user interrupts a check, none follows.
 local function ask(question, changes, limit)
+  local left = math.ceil((question.deadline - core.clock_ms()) / 1e3)
+  if left < 1 then return nil end
   local file = os.tmpname()
   local words = {
-    quoted(launch.process.program), "check", quoted(question.recipe), "--json --rank 0",
+    ("timeout --foreground %d"):format(left), quoted(launch.process.program), "check",
+    quoted(question.recipe), "--json --rank 0",
     ("--answer %s --memory %d -n %d"):format(quoted(file), limit, question.ranks),
   }
   local function add(text) words[#words + 1] = text end
@@ -40,7 +47,8 @@ local function ask(question, changes, limit)
     if changes[argument:match "^[^=]*"] == nil then add(quoted(argument)) end
   end
   for _, change in ipairs(changes) do add(quoted(change .. "=" .. changes[change])) end
-  local ok = os.execute(table.concat(words, " ") .. " >/dev/null 2>&1 </dev/null")
+  local ok, how = os.execute(table.concat(words, " ") .. " >/dev/null 2>&1 </dev/null")
+  if how == "signal" then question.deadline = 0 end
   local text = ok and core.file_read(file)
   os.remove(file)
   return text and core.json_decode(text) or nil
@@ -91,9 +99,8 @@ local function alternatives(options, question)
 end
 
 -- The first of these changes with which the run fits, as text.
-local function first_that_fits(question, list, limit, deadline)
+local function first_that_fits(question, list, limit)
   for _, changes in ipairs(list) do
-    if core.clock_ms() > deadline then return nil end
     local answer = ask(question, changed(changes, table.unpack(question.few)), limit)
     if answer then
       return ("%s (%s)"):format(text_of(changes), shown(answer.peak_bytes[1]))
@@ -102,12 +109,10 @@ local function first_that_fits(question, list, limit, deadline)
 end
 
 local function what_fits(question, options, limit)
-  local deadline, fits = core.clock_ms() + PATIENCE_MS, {}
+  local fits = {}
   local lists, both = alternatives(options, question)
-  for _, list in ipairs(lists) do
-    fits[#fits + 1] = first_that_fits(question, list, limit, deadline)
-  end
-  if #fits == 0 then fits[1] = first_that_fits(question, both, limit, deadline) end
+  for _, list in ipairs(lists) do fits[#fits + 1] = first_that_fits(question, list, limit) end
+  if #fits == 0 then fits[1] = first_that_fits(question, both, limit) end
   return fits
 end
 
@@ -134,7 +139,7 @@ function room.advice(message, question)
   local limit = math.tointeger(tonumber(message:match "no memory for %d+ bytes: .-limit (%d+)"))
   if not limit or not launch.process then return nil end
   if type(question) == "function" then question = question() end
-  question.few = { "steps", STEPS }
+  question.few, question.deadline = { "steps", STEPS }, core.clock_ms() + PATIENCE * 1e3
   local whole = ask(question, changed({}, table.unpack(question.few)), UNLIMITED)
   if not whole then
     question.few = {}
