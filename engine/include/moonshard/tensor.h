@@ -366,7 +366,8 @@ typedef struct ms_attention_counts {
 } ms_attention_counts;
 MS_API ms_attention_counts ms_engine_attention_counts(const ms_engine *engine);
 
-/* Drops casts of weights that were kept for this step. */
+/* Drops casts of weights that were kept for this step. A cast that an optimizer's step has made
+ * stays until a product has used it. */
 MS_API void ms_engine_drop_casts(ms_engine *engine);
 
 #ifdef __cplusplus

@@ -53,9 +53,9 @@
 ---
 --- "fp8" is "bf16" with `linear`, `linear_t` and `mlp` in 8 bits: inputs and weights as E4M3,
 --- incoming gradients as E5M2, each tensor divided by a power of two that makes its greatest number
---- fit. Sums are made in f32. Rows, inputs and outputs must be multiples of 16. A layer with
---- `fp8 = false`, and what is inside of `ms.autocast("bf16", f)`, stays in 16 bits; so do the head and
---- the first product of `nn.gpt2`, `nn.llama` and `nn.decoder`, and weights in codes. A GPU needs a
+--- fit. Sums are made in f32. Rows, inputs and outputs must be multiples of 16. These stay in 16
+--- bits: layers with `fp8 = false`, what is inside of `ms.autocast("bf16", f)`, the head and the
+--- first product of `nn.gpt2`, `nn.llama` and `nn.decoder`, and weights in codes. A GPU needs a
 --- compute capability of 8.9. With `emulate = true`, and on CPUs always, the same numbers are
 --- multiplied in bf16.
 --- ```lua

@@ -57,8 +57,8 @@
 ---@field clip? number                 greatest global norm of the gradients; none unless given
 --- Of autocast; "f32" unless given. "f16" adds a loss scaler. "fp8" is "bf16" with linear layers in
 --- 8 bits (`ms.autocast`). "auto" is "bf16" if the devices of all ranks multiply bf16 (a GPU; a
---- processor with AVX-512-BF16 or AMX, and oneDNN), else "f32"; a resumed run keeps the dtype of its
---- checkpoint.
+--- processor with AVX-512-BF16 or AMX, and oneDNN), else "f32". A resumed run keeps the dtype of
+--- its checkpoint.
 ---@field dtype? "f32"|"bf16"|"f16"|"fp8"|"auto"
 --- With dtype "fp8" on a GPU: its products are computed in bf16. GPUs of a compute capability below
 --- 8.9 need it.

@@ -356,7 +356,7 @@ static void steps_make_the_next_cast(void **state)
             ms_tensor *other = NULL;
             OK(full(engine, MS_F32, 4 * n, 0, &other));
             ms_tensor_release(other);
-            /* Nobody has wanted one. */
+            /* The parameter has not been cast yet, so the step makes no cast. */
             OK(ms_optimizer_step_param(engine, &step));
             assert_null(step.parameter->cast);
             use_cast(engine, step.parameter, dtype);
@@ -371,7 +371,7 @@ static void steps_make_the_next_cast(void **state)
             OK(full(engine, MS_F32, n, 0.1, &other));
             OK(ms_copy_into(engine, other, step.parameter));
             use_cast(engine, step.parameter, dtype);
-            /* One that was not used is the last. */
+            /* After a cast that no product has used, steps make no more. */
             OK(ms_optimizer_step_param(engine, &step));
             assert_non_null(step.parameter->cast);
             OK(ms_optimizer_step_param(engine, &step));
@@ -382,7 +382,7 @@ static void steps_make_the_next_cast(void **state)
             OK(ms_optimizer_step_param(engine, &step));
             assert_null(step.parameter->cast);
             use_cast(engine, step.parameter, dtype);
-            /* Nor does one whose cast would raise the peak. */
+            /* A step whose cast would raise the peak of memory makes none. */
             ms_tensor_release(step.only_if);
             step.only_if = NULL;
             ms_tensor *full_up = NULL;
