@@ -249,12 +249,25 @@ static stretches stretches_of(const ms_gemm *gemm, const ms_gemm_shape *s)
                                                                               : STRETCHES_NONE;
 }
 
+/* A product with a weight's transpose, of few rows, in pieces of columns. The library without
+ * AVX-512 packs blocks of the weight, whose numbers few rows then use, and writes each row of c far
+ * from the row before. With pieces of 128 columns 256 rows take 0.82 to 0.97 of the time (768
+ * inputs, 2304 to 25152 outputs, one and two cores of a Xeon held to AVX2), 16 and fewer rows
+ * 0.75 to 0.93. From 512 rows on it is as long. */
+enum { PIECE_ROWS = 256, PIECE = 128 };
+
+static bool in_pieces(const ms_gemm *gemm, const ms_gemm_shape *s)
+{
+    return !gemm->wide && s->in == MS_F32 && !s->bias && !s->a_transposed && s->b_transposed
+           && s->m <= PIECE_ROWS && s->n > PIECE;
+}
+
 /* 2e6 FLOPs take about 20 microseconds at 100 GFLOP/s: below that the cost of executing a primitive
  * (execute) shows. A bias and bf16 need a primitive whatever the size, as dnnl_sgemm has
  * neither. */
 static plan_kind kind_of(const ms_gemm *gemm, const ms_gemm_shape *s)
 {
-    if (stretches_of(gemm, s) != STRETCHES_NONE) return PLAN_SGEMM;
+    if (stretches_of(gemm, s) != STRETCHES_NONE || in_pieces(gemm, s)) return PLAN_SGEMM;
     bool regular = s->m % 16 == 0 && s->n % 16 == 0 && s->k % 16 == 0;
     double flops = 2.0 * (double)s->m * (double)s->n * (double)s->k;
     if (s->in == MS_F32 && !s->bias && (flops < 2e6 || !regular)) return PLAN_SGEMM;
@@ -457,6 +470,15 @@ static void multiply(const ms_gemm_shape *s, int64_t k, const float *a, const fl
                      s->c_row);
 }
 
+static void multiply_pieces(const ms_gemm_shape *s, const float *a, const float *b, float *c)
+{
+    ms_gemm_shape piece = *s;
+    for (int64_t column = 0; column < s->n; column += PIECE) {
+        piece.n = s->n - column < PIECE ? s->n - column : PIECE;
+        multiply(&piece, s->k, a, b + column * s->b_row, s->accumulate, c + column);
+    }
+}
+
 /* The OpenMP setting is made on every call because it belongs to the calling thread, which may run
  * tiles for the first time. With k = 0 it would leave c as it is, so such products do not come
  * here. */
@@ -464,6 +486,10 @@ void ms_gemm_f32(const ms_gemm *gemm, const ms_gemm_shape *s, const float *a, co
                  float *c)
 {
     if (gemm->set_threads != NULL) gemm->set_threads(1);
+    if (in_pieces(gemm, s)) {
+        multiply_pieces(s, a, b, c);
+        return;
+    }
     int64_t stretch = stretches_of(gemm, s) == STRETCHES_IN_PLACE ? STRETCH : s->k;
     int64_t a_step = s->a_transposed ? s->a_row : 1;
     int64_t b_step = s->b_transposed ? 1 : s->b_row;

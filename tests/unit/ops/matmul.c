@@ -114,6 +114,21 @@ static void test_matmul_parts(void **state)
     MATMUL(MS_F32, SHAPE(3, 100, 64), SHAPE(3, 64, 90), SHAPE(3, 100, 90));
 }
 
+/* A weight's transpose with few rows is multiplied in pieces of columns where there is no AVX-512:
+ * one, several, and a last one that is shorter; at the most rows, and one more. */
+static void test_matmul_pieces(void **state)
+{
+    (void)state;
+    static const int64_t sizes[][3] = {
+        { 1, 40, 300 }, { 17, 33, 129 }, { 256, 24, 384 }, { 257, 24, 384 }
+    };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        int64_t m = sizes[i][0], k = sizes[i][1], n = sizes[i][2];
+        MATMUL(MS_F32, SHAPE(m, k), laid((operand)SHAPE(k, n), SWAPPED), SHAPE(m, n));
+    }
+    MATMUL(MS_F32, SHAPE(3, 20, 30), laid((operand)SHAPE(3, 30, 200), SWAPPED), SHAPE(3, 20, 200));
+}
+
 /* The gradient of a weight has one sum over all tokens, whose two operands are stored token by
  * token: longer rows in the first one, in the second one, or equal; numbers of tokens that are, and
  * are not, a multiple of the block of the sum; matrices that are copied first, and matrices that
@@ -139,7 +154,10 @@ static void test_matmul_half(void **state)
         MATMUL(dtype, SHAPE(3, 5), SHAPE(5, 4), SHAPE(3, 4));
         MATMUL(dtype, laid((operand)SHAPE(32, 48), SWAPPED), SHAPE(48, 16), SHAPE(32, 16));
         MATMUL(dtype, SHAPE(2, 6, 5), laid((operand)SHAPE(2, 5, 7), SWAPPED), SHAPE(2, 6, 7));
-        /* More than a block that is converted: of the sum; of rows; of columns. */
+        /* More than a block that is converted: of the sum; of rows; of columns. Rows of the first
+         * operand that are converted once for all columns, and those that are too long for it. */
+        MATMUL(dtype, SHAPE(130, 3000), laid((operand)SHAPE(3000, 98), SWAPPED), SHAPE(130, 98));
+        MATMUL(dtype, laid((operand)SHAPE(5, 3080), SWAPPED), SHAPE(3080, 260), SHAPE(5, 260));
         MATMUL(dtype, SHAPE(140, 600), SHAPE(600, 260), SHAPE(140, 260));
         MATMUL(dtype, SHAPE(530, 40), SHAPE(40, 540), SHAPE(530, 540));
         MATMUL(dtype, SHAPE(540, 40), SHAPE(40, 530), SHAPE(540, 530));
@@ -150,12 +168,17 @@ static void test_matmul_autocast(void **state)
 {
     (void)state;
     for (ms_dtype dtype = MS_F16; dtype <= MS_BF16; dtype++) {
-        check c = matmul_of(MS_F32, (operand)SHAPE(2, 16, 32), (operand)SHAPE(32, 48),
-                            (operand)SHAPE(2, 16, 48));
-        set_autocast(&c, dtype);
-        /* Both operands are rounded before they are multiplied. */
-        c.tolerance = dtype == MS_BF16 ? 1e-2 : 1.5e-3;
-        run_check(&c);
+        /* The second has more than a block of everything, and gradients of f32. */
+        check checks[] = { matmul_of(MS_F32, (operand)SHAPE(2, 16, 32), (operand)SHAPE(32, 48),
+                                     (operand)SHAPE(2, 16, 48)),
+                           matmul_of(MS_F32, (operand)SHAPE(300, 520), (operand)SHAPE(520, 260),
+                                     (operand)SHAPE(300, 260)) };
+        for (int i = 0; i < 2; i++) {
+            set_autocast(&checks[i], dtype);
+            /* Both operands are rounded before they are multiplied. */
+            checks[i].tolerance = dtype == MS_BF16 ? 1e-2 : 1.5e-3;
+            run_check(&checks[i]);
+        }
     }
 }
 
@@ -206,11 +229,11 @@ static void test_lack_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_matmul_shapes),  cmocka_unit_test(test_matmul_layouts),
-        cmocka_unit_test(test_matmul_parts),   cmocka_unit_test(test_matmul_long_sums),
-        cmocka_unit_test(test_matmul_half),    cmocka_unit_test(test_matmul_autocast),
-        cmocka_unit_test(test_matmul_empty),   cmocka_unit_test(test_matmul_refusals),
-        cmocka_unit_test(test_lack_of_memory),
+        cmocka_unit_test(test_matmul_shapes),   cmocka_unit_test(test_matmul_layouts),
+        cmocka_unit_test(test_matmul_parts),    cmocka_unit_test(test_matmul_long_sums),
+        cmocka_unit_test(test_matmul_pieces),   cmocka_unit_test(test_matmul_half),
+        cmocka_unit_test(test_matmul_autocast), cmocka_unit_test(test_matmul_empty),
+        cmocka_unit_test(test_matmul_refusals), cmocka_unit_test(test_lack_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
