@@ -58,6 +58,7 @@ local cfg = ms.config(ms.scripts.options {
     "auto", choices = { "auto", "f32", "bf16", "f16", "fp8" },
     help = "of matrix products; auto: bf16 where the device multiplies it, else f32",
   },
+  emulate    = { false, help = "with dtype=fp8: multiply the same numbers in bf16, on any GPU" },
   graph      = { false, help = "launch what each step repeats as graphs, on a GPU" },
   attention  = {
     "deterministic", choices = { "deterministic", "fast" },
@@ -131,7 +132,8 @@ end
 
 local result = ms.train {
   model = model, optimizer = optimizer, steps = cfg.steps, accumulate = ms.scripts.passes(cfg),
-  clip = clip, dtype = cfg.dtype, graph = cfg.graph, attention = cfg.attention,
+  clip = clip, dtype = cfg.dtype, emulate = cfg.emulate, graph = cfg.graph,
+  attention = cfg.attention,
   data = loader(train, true), valid = loader(valid, false),
   eval = { every = cfg.every.eval, batches = 20 },
   sample = (tokenizer or cfg.bytes)

@@ -20,6 +20,7 @@ local cfg = ms.config(ms.scripts.options {
     "auto", choices = { "auto", "f32", "bf16", "f16", "fp8" },
     help = "of matrix products; auto: bf16 where the device multiplies it, else f32",
   },
+  emulate = { false, help = "with dtype=fp8: multiply the same numbers in bf16, on any GPU" },
   graph   = { false, help = "launch what each step repeats as graphs, on a GPU" },
   ema     = { 0.0, help = "decay of averaged weights, which are validated and saved; 0: none" },
   resume  = { "never", help = "never, auto, or a checkpoint" },
@@ -55,7 +56,7 @@ end, { clip = cfg.clip })
 
 local result = ms.train {
   model   = model, optimizer = optimizer, minutes = cfg.minutes, steps = cfg.steps, clip = clip,
-  dtype   = cfg.dtype, graph = cfg.graph,
+  dtype   = cfg.dtype, emulate = cfg.emulate, graph = cfg.graph,
   data = train:loader { batch = cfg.batch, length = cfg.length, shuffle = true },
   valid = valid:loader { batch = cfg.batch, length = cfg.length },
   eval = { every = cfg.every.eval, batches = 40 },

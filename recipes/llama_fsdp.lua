@@ -17,6 +17,7 @@ local cfg = ms.config {
     "auto", choices = { "auto", "f32", "bf16", "f16", "fp8" },
     help = "of matrix products; auto: bf16 where the device multiplies it, else f32",
   },
+  emulate    = { false, help = "with dtype=fp8: multiply the same numbers in bf16, on any GPU" },
   graph      = { false, help = "launch what each step repeats as graphs, on a GPU" },
   attention  = {
     "deterministic", choices = { "deterministic", "fast" },
@@ -67,7 +68,8 @@ local between, peak = 0, 0
 local train, valid = assert(data.bytes(cfg.data)):split(0.9)
 local result = ms.train {
   model = model, optimizer = optimizer, steps = cfg.steps, accumulate = cfg.accumulate,
-  clip = cfg.clip, dtype = cfg.dtype, graph = cfg.graph, attention = cfg.attention,
+  clip = cfg.clip, dtype = cfg.dtype, emulate = cfg.emulate, graph = cfg.graph,
+  attention = cfg.attention,
   data = train:loader { batch = cfg.batch, length = cfg.length, shuffle = true },
   valid = valid:loader { batch = cfg.batch, length = cfg.length },
   eval = { every = cfg.steps, batches = 10 },

@@ -7,4 +7,32 @@ describe("training in fp8", function()
       command.on_ranks("fp8", ranks)
     end)
   end
+
+  -- A CPU emulates it in any case, so the option changes nothing there.
+  local SMALL <const> = "length=32 batch=2 model.layers=2 model.width=64 model.heads=4 \z
+    every.eval=0 every.sample=0 data=README.md"
+  for name, options in pairs {
+    gpt_bytes = SMALL,
+    gpt2 = SMALL .. " bytes=true accumulate=1",
+    llama = SMALL .. " bytes=true accumulate=1 shard=full_shard",
+    llama_fsdp = "",
+  } do
+    it("is an option of the recipe " .. name .. ", with and without emulate", function()
+      local folder = command.folder()
+      finally(function() command.remove(folder) end)
+      assert(os.execute(("ln -s '%s/README.md' '%s'"):format(command.source, folder)))
+      local losses = {}
+      for i, emulate in ipairs { "", " emulate=true" } do
+        command.succeed(folder, ("run '%s/recipes/%s.lua' -n 2 steps=2 dtype=fp8%s run=run%d %s")
+          :format(command.source, name, emulate, i, options))
+        local list = {}
+        for _, line in ipairs(command.metrics(("%s/run%d"):format(folder, i))) do
+          list[#list + 1] = line.loss
+        end
+        assert.equal(2, #list)
+        losses[i] = list
+      end
+      assert.same(losses[1], losses[2])
+    end)
+  end
 end)
