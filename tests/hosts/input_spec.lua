@@ -80,6 +80,18 @@ end
 
 local function count(text, pattern) return select(2, text:gsub(pattern, "")) end
 
+-- The code and the text of a job. mpiexec of MPICH may end by an assertion of its own where
+-- processes end after MPI_Init, and then nothing of what they said arrives: the job starts again.
+local function outcome(job, mpi, case)
+  local code, text = job.finish()
+  for _ = 1, 3 do
+    local lost = text:find "HYD_[%w_]+ [^\n]*assert" and not text:find("moonshard: ", 1, true)
+    if mpi ~= "mpich" or not lost then break end
+    code, text = start(mpi, case).finish()
+  end
+  return code, text
+end
+
 local mpis = hosts.mpis()
 for _, mpi in ipairs(mpis) do
   local tried, turn = {}, 0
@@ -109,7 +121,7 @@ for _, mpi in ipairs(mpis) do
 
     for i, case in ipairs(tried) do
       it("end with one error because of " .. case.what, function()
-        local code, text = running[i].finish()
+        local code, text = outcome(running[i], mpi, case)
         assert.equal(case.one_per_host and 2 or 1, count(text, case.says), text)
         assert.equal(case.one_per_host and 2 or 1, count(text, "moonshard: "), text)
         assert.falsy(text:find "trained", text)
