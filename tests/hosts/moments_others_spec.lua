@@ -9,18 +9,18 @@ local PORT = 5300
 local HELD = command.full and 2 or 1 -- seconds
 
 -- The cable stays plugged in: an MPI that starts does not take one that is not. TCP sends again
--- after twice the time of its last attempt. Where the machine is too busy to join the cable to the
--- others again soon, a host may be lost.
+-- after twice the time of its last attempt. A busy machine may hold up what a host sends for
+-- longer. Where it is too busy to join the cable to the others again soon, a host may be lost.
 local function hold_back(mpi)
   local moment, host, wrong = moments.draw(), moments.draw_host(), {}
-  local running = moments.start(mpi, "run", ("--lost %d"):format(5 * HELD))
+  local running = moments.start(mpi, "run", ("--lost %d"):format(30 * HELD))
   moments.await(running, moment, "run")
   local begun = core.clock_ms()
   os.execute(("ip link set %s nomaster; sleep %d; ip link set %s master bridge"):format(host, HELD,
     host))
   local held = core.clock_ms() - begun
   local code, text = running.finish()
-  if held < 1500 * HELD then moments.judge_done("run", code, wrong) end
+  if held < 15000 * HELD then moments.judge_done("run", code, wrong) end
   moments.finish(("packets, %s: %s %d: code %d, held %.0f ms"):format(mpi, moment.phase,
     moment.count, code, held), wrong, "run", text)
   return true

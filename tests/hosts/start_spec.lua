@@ -113,10 +113,11 @@ describe("run --hosts", function()
       local running = train(mpi, "hosta:2,hostb:2", "")
       hosts.kill(starter(), "USR2")
       for rank = 0, 3 do
-        hosts.await(("there is no record of rank %d"):format(rank), function()
+        local there = hosts.await_job(running, function()
           local record = command.read(("%s/run/flight/rank-%d.jsonl"):format(folder, rank)) or ""
           return record:find(('"rank":%d[,}]'):format(rank)) and record:find("all_reduce", 1, true)
         end)
+        if not there then error(select(2, finish(running)), 0) end
       end
       hosts.kill(starter(), "TERM")
       local code, text = finish(running)
