@@ -1,11 +1,11 @@
 -- A run that goes on takes no more memory: small models in the configurations of growth.lua. In
--- long ranges each of them takes 4,000 steps.
+-- long ranges each of them takes 2,000 steps.
 local command = require "command"
 
 local few, all = { 3, 4, 10 }, {}
 for i = 1, 20 do all[i] = i end
 local configurations = command.full and all or few
-local from, steps = command.full and 1000 or 250, command.full and 4000 or 500
+local from, steps = command.full and 500 or 250, command.full and 2000 or 500
 -- What the process may take beside 2%: Lua's own heap, whose collector runs when it has grown.
 local HEAP <const> = 2 << 20
 local SANITIZED = (os.getenv "MOONSHARD_SANITIZE" or "") ~= ""

@@ -9,7 +9,7 @@ describe("loops drawn at random give the same weights however optimizers step,",
   } do
     it("on -n " .. way, function()
       command.on_ranks("loops", way,
-        ("first=%d count=%d folder=saved"):format(first, full and 300 or 6))
+        ("first=%d count=%d folder=saved"):format(first, full and 120 or 6))
     end)
   end
 end)

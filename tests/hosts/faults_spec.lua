@@ -4,7 +4,7 @@
 local hosts = require "hosts"
 local command = require "command"
 
-local TRIALS = command.full and 10 or 1
+local TRIALS = command.full and 4 or 1
 
 local folder
 before_each(function() folder = command.folder() end)
