@@ -171,8 +171,8 @@ static void test_matmul_autocast(void **state)
         /* The second has more than a block of everything, and gradients of f32. */
         check checks[] = { matmul_of(MS_F32, (operand)SHAPE(2, 16, 32), (operand)SHAPE(32, 48),
                                      (operand)SHAPE(2, 16, 48)),
-                           matmul_of(MS_F32, (operand)SHAPE(300, 520), (operand)SHAPE(520, 260),
-                                     (operand)SHAPE(300, 260)) };
+                           matmul_of(MS_F32, (operand)SHAPE(600, 300), (operand)SHAPE(300, 600),
+                                     (operand)SHAPE(600, 600)) };
         for (int i = 0; i < 2; i++) {
             set_autocast(&checks[i], dtype);
             /* Both operands are rounded before they are multiplied. */
