@@ -9,6 +9,7 @@
 #include "bindings/fields.h"
 #include "bindings/fsdp_state.h"
 #include "bindings/group.h"
+#include "bindings/handles.h"
 #include "bindings/link.h"
 #include "bindings/prefetch.h"
 #include "bindings/reductions.h"
@@ -46,8 +47,8 @@ uint32_t ms_lua_fsdp_unit(lua_State *L, int index, const ms_fsdp *fsdp)
 
 /* ------------------------------------------------------------------- making */
 
-/* List at 1: { tensor =, name =, unit =, keeps_dtype =?, group =? } each; in a userdata on the
- * stack. */
+/* List at 1: { tensor =, name =, unit =, keeps_dtype =?, coded =?, group =? } each; in a userdata
+ * on the stack. */
 static ms_fsdp_parameter *read_parameters(lua_State *L, uint32_t *count)
 {
     luaL_checktype(L, 1, LUA_TTABLE);
@@ -61,6 +62,7 @@ static ms_fsdp_parameter *read_parameters(lua_State *L, uint32_t *count)
         list[i].name = luaL_checkstring(L, -1);
         list[i].unit = (uint32_t)ms_lua_field_integer(L, -3, "unit", 0, 0, UINT32_MAX);
         list[i].keeps_dtype = ms_lua_field_boolean(L, -3, "keeps_dtype", false);
+        list[i].coded = ms_lua_field_boolean(L, -3, "coded", false);
         list[i].group = lua_getfield(L, -3, "group") == LUA_TNIL ? NULL : ms_lua_group(L, -1);
         lua_pop(L, 4);
     }
@@ -420,7 +422,22 @@ static int fsdp_units(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg functions[] = { { "sharded", sharded }, { NULL, NULL } };
+/* ------------------------------------------------------------------- tables */
+
+/* core.fp8_round(t) -> the numbers of t's E4M3 codes, as gathers with dtype = "fp8" make them. */
+static int fp8_round(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    ms_tensor *t = ms_lua_tensor(L, 1), *made = NULL;
+    ms_handle *handle = ms_lua_new_handle(L);
+    ms_lua_ok(L, ms_fp8_round(engine, t, &made));
+    ms_handle_fill(handle, made);
+    return 1;
+}
+
+static const luaL_Reg functions[] = { { "sharded", sharded },
+                                      { "fp8_round", fp8_round },
+                                      { NULL, NULL } };
 
 static const luaL_Reg methods[] = {
     { "before_forward", fsdp_before_forward },

@@ -31,6 +31,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "fsdp/fp8_gather.h"
 #include "fsdp/gradients.h"
 #include "fsdp/secondary_shard.h"
 #include "ops/values.h"
@@ -137,6 +138,17 @@ static int64_t end_of(const ms_flat_param *flat, const ms_member *member)
     return member->begin
            + (is_by_rows(flat) ? member->part * (flat->padded / flat->length)
                                : elements_of(member));
+}
+
+/* The piece of a member that this rank has no numbers of begins where the next one does. All of a
+ * shard of zeros counts for the first. */
+int64_t ms_flat_param_span_begin(const ms_flat_param *flat, uint32_t member, bool whole)
+{
+    if (member == 0) return 0;
+    if (is_by_rows(flat)) return flat->members[member].slot;
+    if (whole) return flat->members[member].begin;
+    while (member < flat->count && flat->members[member].length == 0) member++;
+    return member < flat->count ? flat->members[member].at : flat->length;
 }
 
 uint64_t ms_flat_param_bytes(const ms_flat_param *flat)
@@ -638,6 +650,7 @@ ms_status ms_flat_param_make(ms_flat_param *flat)
     if (!status) status = new_wire(flat, flat->dtype, &flat->form);
     if (!status) status = new_shard(flat);
     if (!status) status = ms_secondary_shard_make(flat);
+    if (!status) status = ms_fp8_gather_make(flat);
     if (!status) status = fill_whole(flat);
     if (!status) status = fill_shard(flat);
     if (!status && flat->trainable) status = make_bucket(flat);
@@ -676,6 +689,7 @@ void ms_flat_param_free(ms_flat_param *flat)
     ms_tensor_release(flat->shard);
     ms_tensor_release(flat->source);
     ms_tensor_release(flat->near);
+    ms_fp8_gather_free(flat);
     free_form(&flat->form);
     free_form(&flat->other);
 }

@@ -9,6 +9,9 @@ void ms_flat_param_lay_out(ms_flat_param *flat, ms_fsdp_layout layout, uint32_t 
                            uint32_t rank);
 /* The elements of the parameter that the rank with that number has; none past the last rank. */
 void ms_flat_param_cut(const ms_member *member, uint32_t rank, int64_t *first, int64_t *count);
+/* Where what is encoded with a member's scale begins: its numbers, and the zeros after them. In the
+ * shard, or in the whole, which by rows is a shard. */
+int64_t ms_flat_param_span_begin(const ms_flat_param *flat, uint32_t member, bool whole);
 /* Makes the memory, moves the values there, and turns the tensors into pieces. */
 ms_status ms_flat_param_make(ms_flat_param *flat);
 void ms_flat_param_free(ms_flat_param *flat);

@@ -103,6 +103,15 @@ static bool has_owner(ms_engine *engine, const ms_tensor *tensor)
     return false;
 }
 
+/* Whether it computes in what 8-bit floats are made of. */
+static bool may_be_coded(const ms_fsdp_options *options, const ms_fsdp_parameter *given)
+{
+    const ms_fsdp_unit_options *unit = &options->units[given->unit];
+    ms_dtype dtype = ms_tensor_dtype(given->tensor);
+    if (unit->has_computes && !given->keeps_dtype) dtype = unit->computes;
+    return dtype == MS_F32 || dtype == MS_BF16;
+}
+
 static ms_status check_parameters(ms_engine *engine, const ms_fsdp_options *options,
                                   const ms_fsdp_parameter *parameters, uint32_t count)
 {
@@ -119,6 +128,11 @@ static ms_status check_parameters(ms_engine *engine, const ms_fsdp_options *opti
             return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
                                   "fsdp: '%s' is of %s: parameters are f32, f16 or bf16",
                                   given->name, ms_dtype_name(ms_tensor_dtype(given->tensor)));
+        if (given->coded && !may_be_coded(options, given))
+            return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                                  "fsdp: '%s' travels as 8-bit floats, and computes in neither f32 "
+                                  "nor bf16",
+                                  given->name);
         if (ms_tensor_engine(given->tensor) != engine || !ms_tensor_is_leaf(given->tensor))
             return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
                                   "fsdp: '%s' is not a leaf of this engine", given->name);
@@ -156,15 +170,16 @@ static ms_status copy_name(ms_context *context, const char *name, char **out)
 /* -------------------------------------------------------- flats of parameters */
 
 /* A unit has one flat parameter for each dtype. Frozen parameters have their own, since they need
- * no memory for gradients; parameters of fewer ranks have their own, and those that keep their
- * dtype. The key orders them. */
+ * no memory for gradients; parameters of fewer ranks have their own, those that keep their dtype,
+ * and those that travel as codes. The key orders them. */
 static uint32_t key_of(const ms_fsdp_parameter *parameter)
 {
-    uint32_t kind = (parameter->group ? 2 : 0) + (parameter->keeps_dtype ? 1 : 0);
+    uint32_t kind =
+        (parameter->coded ? 4 : 0) + (parameter->group ? 2 : 0) + (parameter->keeps_dtype ? 1 : 0);
     return (kind * MS_DTYPES + (uint32_t)ms_tensor_dtype(parameter->tensor)) * 2
            + (ms_tensor_requires_grad(parameter->tensor) ? 0 : 1);
 }
-enum { KEYS = MS_DTYPES * 8 };
+enum { KEYS = MS_DTYPES * 16 };
 
 static void choose_dtypes(const ms_fsdp_unit_options *unit, bool low_gradients, ms_flat_param *flat)
 {
@@ -199,6 +214,7 @@ static ms_status take_members(ms_fsdp *fsdp, const ms_fsdp_parameter *parameters
         flat->keeps_dtype = given->keeps_dtype;
         flat->trainable = ms_tensor_requires_grad(given->tensor);
         flat->own = given->group != NULL;
+        flat->coded = given->coded;
         if (!flat->shards)
             flat->shards = ms_group_retain(given->group ? given->group : fsdp->shards);
         flat->count++;

@@ -8,11 +8,12 @@
  * use different ones), pass.c (what is of a whole pass), reduce.c (gradients of a unit), outer.c
  * (gradients of uses outside of units), filled.c (which parameters have a gradient after a pass),
  * partial.c (reductions within the shard group only), unit.c (gathering, handles), gather_codec.c
- * (gathers that send something else than shards), secondary_shard.c (parts that stay after
- * forward), gradients.c (whole gradients), flat_param.c (memory), static_memory.c (memory that is
- * the same in each step). There are two exceptions. pass.c tells schedule.c that a pass begins or
- * is given up. flat_param.c makes and frees what secondary_shard.c and gradients.c keep in a flat
- * parameter. forecast.c calls no other file.
+ * (gathers that send something else than shards), fp8_gather.c (gathers of 8-bit floats),
+ * secondary_shard.c (parts that stay after forward), gradients.c (whole gradients), flat_param.c
+ * (memory), static_memory.c (memory that is the same in each step). There are two exceptions.
+ * pass.c tells schedule.c that a pass begins or is given up. flat_param.c makes and frees what
+ * fp8_gather.c, secondary_shard.c and gradients.c keep in a flat parameter. forecast.c calls no
+ * other file.
  */
 #ifndef MOONSHARD_FSDP_STATE_H
 #define MOONSHARD_FSDP_STATE_H
@@ -86,6 +87,16 @@ typedef struct ms_form {
     uint32_t whole_block, wire_block, cast_block;
 } ms_form;
 
+/* fp8_gather.c: what gathers of codes need; NULLs where none are. */
+typedef struct ms_fp8_form {
+    ms_tensor *most;       /* [members], i32: the bits of the greatest size of each, on all ranks */
+    ms_tensor *codes;      /* [length], u8, dropped but in a gather: of the shard */
+    ms_tensor *arrived;    /* [padded], u8, dropped but in a gather: of all shards */
+    uint64_t most_version; /* of the shard that `most` is of */
+    uint32_t most_number, codes_block, arrived_block;
+    bool known; /* `most` is of some shard */
+} ms_fp8_form;
+
 /* The blocks of tensors that are taken and dropped in turn. Zeroed: none yet. */
 typedef struct ms_static_entry ms_static_entry;
 typedef struct ms_static_memory {
@@ -113,12 +124,14 @@ struct ms_flat_param {
     bool keeps_dtype;                /* computes in its own dtype whatever its unit's precision */
     bool blank;                      /* all parameters were on "meta", and have no values yet */
     bool own;                        /* of ms_fsdp_parameter.group */
+    bool coded;                      /* gathers send 8-bit floats */
     ms_group *shards;                /* whose ranks have parts of it */
     int64_t numbers, padded, length; /* elements; padded is ranks times length */
     /* The form that gathers give now, in the dtype of computing unless `full`; and the other one,
      * dropped, which has no tensors where the two dtypes are one. */
     ms_form form, other;
     bool full;
+    ms_fp8_form fp8;
     /* [length]; the memory of the whole in the shard's dtype if not sharded */
     ms_tensor *shard;
     ms_tensor *source; /* all of the shard's storage, the part of empty pieces included */
@@ -269,7 +282,7 @@ typedef struct ms_fsdp_pass {
 typedef struct ms_fsdp_memory {
     ms_inflight *gathers, *reductions;
     ms_turns casts, wires; /* gathers of casts, and copies from wires */
-    ms_static_memory wholes, wire_blocks, cast_blocks, gradients;
+    ms_static_memory wholes, wire_blocks, cast_blocks, gradients, code_blocks, arrived_blocks;
 } ms_fsdp_memory;
 
 /* Whole parameters outside of passes: summon.c. */

@@ -10,12 +10,12 @@
  * where its pool has free memory. It could then not launch a graph of NCCL that the other ranks
  * launch.
  *
- * Blocks are used for whole flat parameters, casts, wires and gradients. There are none in joins,
- * with find_unused, during a summon, and for parameters of a group of their own: there ranks may
- * take and drop memory in different orders. Collectives are launched as graphs only where native
- * links reduce a bucket in place, since a script may replace a buffer on one rank alone. Gathers by
- * an extension (gather_codec.c), gathers within the near group, and reductions by rows, which send
- * a copy, are launched by themselves.
+ * Blocks are used for whole flat parameters, casts, wires, codes and gradients. There are none in
+ * joins, with find_unused, during a summon, and for parameters of a group of their own: there ranks
+ * may take and drop memory in different orders. Collectives are launched as graphs only where
+ * native links reduce a bucket in place, since a script may replace a buffer on one rank alone.
+ * Gathers by an extension (gather_codec.c), gathers within the near group, and reductions by rows,
+ * which send a copy, are launched by themselves.
  *
  * Live memory and the predicted peak are the same with blocks as without them. What the pool
  * reserves was between 12% less and 10% more in small models.
@@ -45,6 +45,8 @@ void ms_fsdp_limit_static_memory(ms_fsdp *fsdp, uint32_t gathers, uint32_t reduc
     fsdp->memory.wholes.lag = lag_of(gathers);
     fsdp->memory.gradients.lag = lag_of(reductions);
     fsdp->memory.wire_blocks.lag = fsdp->memory.cast_blocks.lag = 1;
+    /* One stream uses these, one after another. */
+    fsdp->memory.code_blocks.lag = fsdp->memory.arrived_blocks.lag = 0;
 }
 
 static void clear(ms_static_memory *memory, ms_context *context)
@@ -61,6 +63,8 @@ void ms_fsdp_clear_static_memory(ms_fsdp *fsdp)
     clear(&fsdp->memory.wire_blocks, context);
     clear(&fsdp->memory.cast_blocks, context);
     clear(&fsdp->memory.gradients, context);
+    clear(&fsdp->memory.code_blocks, context);
+    clear(&fsdp->memory.arrived_blocks, context);
 }
 
 static ms_static_entry *room_of(const ms_static_memory *memory, const ms_tensor *tensor)

@@ -11,6 +11,7 @@
 #include "fsdp/unit.h"
 
 #include "fsdp/flat_param.h"
+#include "fsdp/fp8_gather.h"
 #include "fsdp/gather_codec.h"
 #include "fsdp/secondary_shard.h"
 #include "fsdp/static_memory.h"
@@ -202,6 +203,8 @@ static ms_status transfer(ms_flat_param *flat, bool near, const ms_collective *c
                                         call->stream, &span);
     if (!status && !near && ms_gather_codec_applies(flat))
         status = ms_gather_codec_gather(flat, call->in, call->stream, call->out);
+    else if (!status && !near && ms_fp8_gather_applies(flat))
+        status = ms_fp8_gather(flat, call->in, call->stream, call->out);
     else if (!status)
         status = ms_group_enqueue(near ? fsdp->near : flat->shards, 2, call, &flat->gathered);
     return status ? status : ms_gathers_end(&fsdp->gather_times, span, call->stream);

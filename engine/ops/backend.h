@@ -78,7 +78,7 @@
     /* codec.h */ \
     K(codec_encode) K(codec_decode) \
     /* fp8.h */ \
-    K(fp8_encode) K(fp8_decode) \
+    K(fp8_encode) K(fp8_decode) K(fp8_span_most) K(fp8_span_encode) K(fp8_span_decode) \
     /* linear.h */ \
     K(activation) K(linear_backward) \
     /* norm.h */ \

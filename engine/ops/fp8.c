@@ -174,6 +174,20 @@ static ms_status decode(ms_engine *engine, const ms_fp8_matrix *matrix, ms_tenso
     return status;
 }
 
+/* ------------------------------------------------------------------- spans */
+
+ms_status ms_fp8_run_spans(ms_engine *engine, ms_kernel kernel, const ms_fp8_span_args *args,
+                           ms_tensor *from, ms_tensor *most, ms_tensor *to)
+{
+    bool finds = kernel == MS_KERNEL_fp8_span_most;
+    ms_tensor *reads[] = { from, most }, *writes[] = { finds ? most : to };
+    int64_t count = (args->bounds[args->spans] - args->bounds[0]) * args->repeats;
+    uint64_t each = ms_dtype_bytes((ms_dtype)args->dtype) + (finds ? 0 : 1);
+    ms_task_cost cost = { .flops = (double)count, .bytes = (uint64_t)count * each };
+    return ms_tensor_enqueue(engine, ms_engine_kernel(engine, kernel), args, reads, finds ? 1 : 2,
+                             writes, 1, cost);
+}
+
 /* ----------------------------------------------------------------- products */
 
 /* The matrix in bf16, as the product takes it. */

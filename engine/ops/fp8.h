@@ -14,6 +14,9 @@
  * devices, and a GPU that emulates, multiply in bf16 what the codes represent; they have no codes
  * of transposes.
  *
+ * Weights also travel as codes when a sharded model is gathered (fsdp/fp8_gather.c): E4M3, by parts
+ * of a tensor that are called spans, each with a scale of its own.
+ *
  * Invariants
  * - A code represents its number times `scale`, a power of two. So scaling is exact, before the
  *   cast and after the product, and the codes are those of a cast to nearest even of x / scale.
@@ -22,6 +25,10 @@
  * - A scale is at least 2^-100. So numbers that a device may take for 0 (subnormal ones) have the
  *   codes of 0 on all devices. The scale of zeros is 1.
  * - Where a number is not finite, the scale is NaN and all codes are NaN: the result shows it.
+ * - Decoded E4M3 codes have these codes again, or codes at half the scale that represent the same
+ *   numbers: the greatest |x| is more than 224 times the scale, unless the scale is the least one,
+ *   and rounds to 224 or more. So a product of decoded weights has the terms of one of the weights.
+ *   Only numbers that round to 2^128 are infinite where they are decoded.
  * - Codes, maxima and scales have the same bits on all devices. Products are sums in f32 of the
  *   numbers that the codes represent, and differ in their order only. */
 #ifndef MOONSHARD_OPS_FP8_H
@@ -60,6 +67,24 @@ typedef struct ms_fp8_decode_args {
     int64_t count;
     uint8_t format;
 } ms_fp8_decode_args;
+
+/* Spans that one task takes. */
+#define MS_FP8_SPANS 32
+
+/* Span k is the elements bounds[k] .. bounds[k + 1] - 1 of a tensor; it may be empty, and begins
+ * anywhere. most[k] has the bits of the greatest |x| of all that is encoded with its scale. Numbers
+ * are f32 or bf16, codes E4M3.
+ * most: from = numbers; writes most[k], 0 for an empty span. encode: from = numbers, to = codes.
+ * decode: from = codes, to = numbers; the spans are there `repeats` times, `period` elements apart.
+ * It is exact. NaN is written where most[k] is not finite. */
+typedef struct ms_fp8_span_args {
+    const void *from;
+    void *to;
+    uint32_t *most;
+    int64_t bounds[MS_FP8_SPANS + 1];
+    int64_t period, repeats;
+    uint8_t dtype, spans;
+} ms_fp8_span_args;
 
 /* The bits of a scale from those of the greatest |x|. 448 and 57344 are 1.75 * 2^8 and 1.75 * 2^15.
  */
@@ -104,6 +129,11 @@ ms_status ms_fp8_encode_gelu(ms_engine *engine, ms_tensor *x, ms_tensor **codes,
 ms_status ms_fp8_encode_weight(ms_engine *engine, ms_tensor *weight, ms_tensor **out);
 /* Into one that there is. */
 ms_status ms_fp8_encode_weight_into(ms_engine *engine, ms_tensor *weight, ms_tensor *payload);
+
+/* One of the tasks of spans (MS_KERNEL_fp8_span_...), with all of args; `from` and `to` are the
+ * tensors that it reads and writes. Finding the greatest sizes writes `most`, and has no `to`. */
+ms_status ms_fp8_run_spans(ms_engine *engine, ms_kernel kernel, const ms_fp8_span_args *args,
+                           ms_tensor *from, ms_tensor *most, ms_tensor *to);
 
 /* An operand of a product: the payload of a matrix [rows, columns]. turned: its transpose is
  * multiplied. Where codes are multiplied, the payload is that of a weight, or has the codes of the

@@ -57,9 +57,9 @@ static inline ms_status build(const ms_os *os, uint32_t ranks, bool reshard, net
     ms_group *pair = NULL;
     if (!status && by_pairs) status = ms_group_split(out->world, 2, sizes, members, &pair);
     if (status) return status;
-    ms_fsdp_parameter parameters[] = { { out->parameters[W1], "w1", 1, false, NULL },
-                                       { out->parameters[B1], "b1", 1, false, pair },
-                                       { out->parameters[W2], "w2", 0, false, NULL } };
+    ms_fsdp_parameter parameters[] = { { out->parameters[W1], "w1", 1, false, NULL, false },
+                                       { out->parameters[B1], "b1", 1, false, pair, false },
+                                       { out->parameters[W2], "w2", 0, false, NULL, false } };
     ms_fsdp_unit_options units[] = { { .name = "" },
                                      { .name = "first", .reshard_after_forward = reshard } };
     ms_fsdp_options model = { .layout = layout,

@@ -4,9 +4,9 @@
  * Words
  * - A unit is a set of modules whose parameters are gathered together. Unit 0 is the root.
  * - A flat parameter is what a unit has of one dtype, trainable or not, shared by the same ranks,
- *   and computed with in one dtype: its parameters end to end, and zeros so that the length divides
- * by the number of ranks that shard. A shard is one rank's equal part of it, a piece the part of
- * one parameter that is in this rank's shard.
+ *   computed with in one dtype, and gathered in one form: its parameters end to end, and zeros so
+ *   that the length divides by the number of ranks that shard. A shard is one rank's equal part of
+ *   it, a piece the part of one parameter that is in this rank's shard.
  * - The layout says how shards are cut. Flat: anywhere, with the zeros after the last parameter. By
  *   rows: rank r has rows [r n, (r + 1) n) of each parameter, n the number of rows by the number of
  *   ranks, rounded up, with zeros for the rows that are missing to that.
@@ -28,6 +28,8 @@
  *   gradients of passes without synchronization add up. The reduced shard is cast to the dtype of
  *   the pieces, in which gradients of synchronized passes add up. Until it is reduced, a parameter
  *   shows no gradient where the dtypes of computing and of the reduction differ.
+ * - A coded parameter is gathered as 8-bit floats, of which the scale is that of the whole
+ *   parameter, also where ranks have pieces of it. Shards, and what optimizers step, stay exact.
  * - Gathers run on channel 2 of the group that shards, reductions on channel 1, so that neither
  *   waits for the other. All ranks enqueue both in the same order; the comparison of collectives
  *   ends a job in which they do not.
@@ -67,6 +69,11 @@ typedef struct ms_fsdp_parameter {
      * place. It is sharded over these ranks, and its gradients are summed over them; a mean is over
      * as many ranks as the model's. All such parameters of a rank have one group. */
     ms_group *group;
+    /* Gathers send it as 8-bit floats (E4M3), a byte for each number, with a power of two as scale
+     * for the whole parameter, and forward and backward compute with what these represent; gathers
+     * for summon, states and forwards in the shards' dtype are exact. It computes in f32 or bf16.
+     * All ranks that share it say the same. */
+    bool coded;
 } ms_fsdp_parameter;
 
 typedef struct ms_fsdp_unit_options {
@@ -205,6 +212,10 @@ MS_API bool ms_fsdp_span_get(const ms_fsdp *fsdp, uint32_t unit, uint32_t part, 
                              ms_shard_span *out);
 /* Elements of each rank's shard of a part, zeros included; 0 past the last part. */
 MS_API int64_t ms_fsdp_part_length(const ms_fsdp *fsdp, uint32_t unit, uint32_t part);
+/* What gathers make of a coded parameter of which x is all of the numbers: a new tensor, owned, of
+ * the numbers that E4M3 codes of x represent, with the least power of two as scale at which the
+ * greatest |x| is at most 448. x is f32 or bf16. Not recorded. */
+MS_API ms_status ms_fp8_round(ms_engine *engine, ms_tensor *x, ms_tensor **out);
 /* After forward, after backward; after backward is true at first. */
 MS_API void ms_fsdp_set_reshard(ms_fsdp *fsdp, uint32_t unit, bool after_forward,
                                 bool after_backward);

@@ -1,4 +1,4 @@
-/* fp8.h: what the kernels of matrices in 8-bit floats get on a GPU. */
+/* fp8.h: what the kernels of 8-bit floats get on a GPU. */
 #ifndef MOONSHARD_OPS_CUDA_FP8_H
 #define MOONSHARD_OPS_CUDA_FP8_H
 
@@ -16,5 +16,13 @@ typedef struct ms_cuda_fp8_encode_call {
 typedef struct ms_cuda_fp8_decode_call {
     ms_fp8_decode_args d;
 } ms_cuda_fp8_decode_call;
+
+/* partial: `parts` of each span, one span after another. */
+typedef struct ms_cuda_fp8_span_call {
+    ms_fp8_span_args s;
+    uint32_t *partial;
+    int32_t parts;
+    bool aligned; /* sixteen elements from a multiple of 16 on, in both arrays */
+} ms_cuda_fp8_span_call;
 
 #endif

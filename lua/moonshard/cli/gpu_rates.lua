@@ -41,6 +41,9 @@ local H200 <const> = {
     cast = { bytes = 0.60 },
     -- It reads its operand twice, and also writes the transpose.
     ["fp8 encode"] = { bytes = 0.60 },
+    ["fp8 span most"] = { bytes = 0.70 },
+    ["fp8 span encode"] = { bytes = 0.60 },
+    ["fp8 span decode"] = { bytes = 0.60 },
     copy = { bytes = 0.70 },
     reduce = { bytes = 0.70 },
   },

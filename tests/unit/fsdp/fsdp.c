@@ -296,13 +296,38 @@ static void a_write_to_whole_parameters_is_refused_but_in_summon(void **state)
     ms_engine_free(n.engine);
 }
 
+/* Of what its unit computes in, not of its own dtype. */
+static void codes_are_of_numbers_in_f32_or_bf16(void **state)
+{
+    (void)state;
+    net n;
+    ms_fsdp *second = NULL;
+    ms_tensor *w = NULL;
+    OK(build(NULL, 2, true, &n));
+    OK(constant(n.engine, 16, 16, 1, true, &w));
+    ms_fsdp_parameter parameter = { .tensor = w, .name = "w", .coded = true };
+    ms_fsdp_unit_options unit = { .name = "", .has_computes = true, .computes = MS_F16 };
+    ms_fsdp_options options = { .group = n.world, .units = &unit, .unit_count = 1 };
+    assert_int_equal(ms_fsdp_new(n.engine, &options, &parameter, 1, &second), MS_ERROR_ARGUMENT);
+    assert_non_null(strstr(ms_engine_error(n.engine)->message,
+                           "'w' travels as 8-bit floats, and computes in neither f32 nor bf16"));
+    assert_null(second);
+    parameter.keeps_dtype = true;
+    OK(ms_fsdp_new(n.engine, &options, &parameter, 1, &second));
+    ms_fsdp_free(second);
+    ms_tensor_release(w);
+    ms_fsdp_free(n.fsdp);
+    drop(&n);
+    ms_engine_free(n.engine);
+}
+
 static void a_parameter_belongs_to_one_unit_and_one_model(void **state)
 {
     (void)state;
     net n;
     ms_fsdp *second = NULL;
     OK(build(NULL, 2, true, &n));
-    ms_fsdp_parameter parameters[] = { { n.parameters[W1], "w1", 0, false, NULL } };
+    ms_fsdp_parameter parameters[] = { { n.parameters[W1], "w1", 0, false, NULL, false } };
     ms_fsdp_unit_options units[] = { { .name = "" },
                                      { .name = "other", .reshard_after_forward = true } };
     ms_fsdp_options options = { .group = n.world, .units = units, .unit_count = 2 };
@@ -310,13 +335,14 @@ static void a_parameter_belongs_to_one_unit_and_one_model(void **state)
     assert_non_null(strstr(ms_engine_error(n.engine)->message, "'w1' is sharded already"));
     ms_tensor *tied = NULL;
     OK(constant(n.engine, 2, 2, 1, true, &tied));
-    ms_fsdp_parameter twice[] = { { tied, "a", 0, false, NULL }, { tied, "b", 1, false, NULL } };
+    ms_fsdp_parameter twice[] = { { tied, "a", 0, false, NULL, false },
+                                  { tied, "b", 1, false, NULL, false } };
     assert_int_equal(ms_fsdp_new(n.engine, &options, twice, 2, &second), MS_ERROR_ARGUMENT);
     assert_non_null(strstr(ms_engine_error(n.engine)->message, "are one parameter"));
     ms_tensor *integers = NULL;
     OK(ms_tensor_new(n.engine, MS_I64, 1, (const int64_t[]){ 4 }, &integers));
-    ms_fsdp_parameter counts[] = { { tied, "a", 0, false, NULL },
-                                   { integers, "counts", 1, false, NULL } };
+    ms_fsdp_parameter counts[] = { { tied, "a", 0, false, NULL, false },
+                                   { integers, "counts", 1, false, NULL, false } };
     assert_int_equal(ms_fsdp_new(n.engine, &options, counts, 2, &second), MS_ERROR_ARGUMENT);
     assert_non_null(strstr(ms_engine_error(n.engine)->message, "fsdp: 'counts' is of i64"));
     assert_null(second);
@@ -366,6 +392,7 @@ int main(void)
         cmocka_unit_test(shards_and_states_are_of_one_size),
         cmocka_unit_test(a_step_between_forward_and_backward_is_noticed),
         cmocka_unit_test(a_write_to_whole_parameters_is_refused_but_in_summon),
+        cmocka_unit_test(codes_are_of_numbers_in_f32_or_bf16),
         cmocka_unit_test(a_parameter_belongs_to_one_unit_and_one_model),
         cmocka_unit_test(any_failed_allocation_is_an_error_and_no_leak),
     };

@@ -1,5 +1,6 @@
-/* fp8.c: matrices in 8-bit floats, and linear layers that multiply them: codes by the definition of
- * the formats and PyTorch's, the same bytes as on a CPU, products by their terms in f64, refusals.
+/* fp8.c: matrices and spans in 8-bit floats, and linear layers that multiply them: codes by the
+ * definition of the formats and PyTorch's, the same bytes as on a CPU, products by their terms in
+ * f64, refusals.
  * ctest: each-isa poisoned late cuda */
 #include "gradcheck.h"
 
@@ -234,6 +235,258 @@ static void test_bytes_are_those_of_the_cpu(void **state)
             ms_tensor_release(y);
         }
     ms_engine_free(cpu);
+}
+
+/* ------------------------------------------------------------------- spans */
+
+/* Numbers in spans, with what the tasks made of them, in the host's memory. `skip` elements come
+ * before each array, so that it begins at any address. */
+typedef struct spanned {
+    ms_fp8_span_args args;
+    ms_dtype dtype;
+    int64_t skip, all; /* all: elements of the codes and of what is decoded */
+    uint32_t *bits;    /* of the numbers, as f32 */
+    uint32_t most[MS_FP8_SPANS], given[MS_FP8_SPANS]; /* found; encoded and decoded with */
+    uint8_t *codes;
+    uint32_t *decoded;
+} spanned;
+
+enum { MARK8 = 0xa5 };
+static const float MARK = 12288;
+
+static ms_tensor *bytes_of(ms_dtype dtype, int64_t count, const void *from)
+{
+    ms_tensor *x = NULL;
+    assert_ok(engine, ms_tensor_new(engine, dtype, DIMS(count), &x));
+    assert_ok(engine, ms_tensor_write(x, from, ms_tensor_bytes(x)));
+    return x;
+}
+
+/* `count` numbers after `skip` others, of dtype. */
+static ms_tensor *numbers_of(const spanned *s, const uint32_t *bits, int64_t count)
+{
+    bool wide = s->dtype == MS_F32;
+    size_t item = wide ? 4 : 2;
+    uint8_t *memory = malloc((size_t)(s->skip + count) * item);
+    for (int64_t i = 0; i < s->skip + count; i++) {
+        uint32_t word = i < s->skip ? 0x7f7fffff : bits[i - s->skip];
+        uint16_t half = (uint16_t)(word >> 16);
+        memcpy(memory + (size_t)i * item, wide ? (void *)&word : (void *)&half, item);
+    }
+    ms_tensor *x = bytes_of(s->dtype, s->skip + count, memory);
+    free(memory);
+    return x;
+}
+
+static void run_spans(const spanned *s, ms_kernel kernel, ms_tensor *from, ms_tensor *most,
+                      ms_tensor *to)
+{
+    bool finds = kernel == MS_KERNEL_fp8_span_most;
+    ms_fp8_span_args args = s->args;
+    ms_tensor *reads[] = { from, most }, *writes[] = { finds ? most : to };
+    args.dtype = (uint8_t)s->dtype;
+    args.most = ms_tensor_data(most);
+    args.from =
+        (uint8_t *)ms_tensor_data(from) + (size_t)s->skip * ms_dtype_bytes(ms_tensor_dtype(from));
+    if (!finds)
+        args.to =
+            (uint8_t *)ms_tensor_data(to) + (size_t)s->skip * ms_dtype_bytes(ms_tensor_dtype(to));
+    assert_ok(engine, ms_tensor_enqueue(engine, ms_engine_kernel(engine, kernel), &args, reads,
+                                        finds ? 1 : 2, writes, 1, (ms_task_cost){ 0 }));
+}
+
+static void read_codes(spanned *s, ms_tensor *codes)
+{
+    uint8_t *memory = malloc(ms_tensor_bytes(codes));
+    assert_ok(engine, ms_tensor_read(codes, memory, ms_tensor_bytes(codes)));
+    for (int64_t i = 0; i < s->skip; i++) assert_int_equal(memory[i], MARK8);
+    s->codes = malloc((size_t)s->all);
+    memcpy(s->codes, memory + s->skip, (size_t)s->all);
+    free(memory);
+}
+
+static void read_decoded(spanned *s, ms_tensor *decoded)
+{
+    double *values = tensor_get(decoded);
+    s->decoded = malloc((size_t)s->all * sizeof *s->decoded);
+    for (int64_t i = 0; i < s->all; i++)
+        s->decoded[i] = ms_bits_from_float((float)values[s->skip + i]);
+    free(values);
+}
+
+/* Finds the greatest sizes; encodes with them times `more`, as if other ranks had greater ones;
+ * decodes `repeats` copies of the codes. */
+static void run_all(spanned *s, float more)
+{
+    ms_fp8_span_args *args = &s->args;
+    int64_t end = args->bounds[args->spans];
+    uint32_t mark = ms_bits_from_float(MARK), unset[MS_FP8_SPANS];
+    uint32_t *marks = malloc((size_t)s->all * sizeof *marks);
+    uint8_t *bytes = malloc((size_t)(s->skip + s->all));
+    memset(bytes, MARK8, (size_t)(s->skip + s->all));
+    memset(unset, MARK8, sizeof unset);
+    for (int64_t i = 0; i < s->all; i++) marks[i] = mark;
+    ms_tensor *x = numbers_of(s, s->bits, end), *most = bytes_of(MS_I32, MS_FP8_SPANS, unset),
+              *codes = bytes_of(MS_U8, s->skip + s->all, bytes),
+              *decoded = numbers_of(s, marks, s->all);
+    run_spans(s, MS_KERNEL_fp8_span_most, x, most, NULL);
+    assert_ok(engine, ms_tensor_read(most, s->most, sizeof s->most));
+    for (uint32_t k = 0; k < args->spans; k++)
+        s->given[k] = s->most[k] >= 0x7f800000u
+                          ? s->most[k]
+                          : ms_bits_from_float(ms_float_from_bits(s->most[k]) * more);
+    for (uint32_t k = args->spans; k < MS_FP8_SPANS; k++) assert_int_equal(s->most[k], unset[0]);
+    assert_ok(engine, ms_tensor_write(most, s->given, sizeof s->given));
+    run_spans(s, MS_KERNEL_fp8_span_encode, x, most, codes);
+    read_codes(s, codes);
+    for (int64_t r = 1; r < args->repeats; r++)
+        memcpy(s->codes + r * args->period, s->codes, (size_t)end);
+    memcpy(bytes + s->skip, s->codes, (size_t)s->all);
+    assert_ok(engine, ms_tensor_write(codes, bytes, ms_tensor_bytes(codes)));
+    run_spans(s, MS_KERNEL_fp8_span_decode, codes, most, decoded);
+    read_decoded(s, decoded);
+    ms_tensor *all[] = { x, most, codes, decoded };
+    release_all(all, COUNT(all));
+    free(marks);
+    free(bytes);
+}
+
+static bool is_not_finite(uint32_t most) { return most >= 0x7f800000u; }
+
+static void check_decoded(const spanned *s, uint32_t span, int64_t i, double scale)
+{
+    for (int64_t r = 0; r < s->args.repeats; r++) {
+        float got = ms_float_from_bits(s->decoded[r * s->args.period + i]);
+        double expected = value_of(s->codes[i], MS_FP8_E4M3) * scale;
+        if (is_not_finite(s->given[span])) assert_true(isnan(got));
+        else if ((double)got != expected || !signbit(got) != !signbit(expected))
+            fail_msg("code %02x is decoded to %.9g, not %.9g", s->codes[i], (double)got, expected);
+    }
+}
+
+/* Against the definitions, in f64. What is in no span is as it was. */
+static void check_spans(const spanned *s)
+{
+    const ms_fp8_span_args *args = &s->args;
+    for (uint32_t k = 0; k < args->spans; k++) {
+        uint32_t most = 0;
+        double scale = (double)ms_float_from_bits(ms_fp8_scale_bits(s->given[k], MS_FP8_E4M3));
+        for (int64_t i = args->bounds[k]; i < args->bounds[k + 1]; i++)
+            if ((s->bits[i] & 0x7fffffff) > most) most = s->bits[i] & 0x7fffffff;
+        assert_int_equal(s->most[k], most);
+        for (int64_t i = args->bounds[k]; i < args->bounds[k + 1]; i++) {
+            double x = (double)ms_float_from_bits(s->bits[i]);
+            assert_int_equal(s->codes[i],
+                             is_not_finite(s->given[k]) ? 0x7f : nearest(x / scale, MS_FP8_E4M3));
+            check_decoded(s, k, i, scale);
+        }
+    }
+    for (int64_t i = 0; i < s->all; i++) {
+        int64_t at = i % args->period;
+        if (at >= args->bounds[0] && at < args->bounds[args->spans]) continue;
+        assert_int_equal(s->codes[i], MARK8);
+        assert_true(ms_float_from_bits(s->decoded[i]) == MARK);
+    }
+}
+
+/* Random numbers, each span of another order of magnitude. bad: bits of one number of span 1. */
+static void fill_spans(spanned *s, uint32_t bad)
+{
+    const ms_fp8_span_args *args = &s->args;
+    int64_t end = args->bounds[args->spans];
+    s->bits = calloc((size_t)end + 1, sizeof *s->bits);
+    for (uint32_t k = 0; k < args->spans; k++)
+        for (int64_t i = args->bounds[k]; i < args->bounds[k + 1]; i++) {
+            uint32_t random[4];
+            ms_philox(7, k, (uint64_t)i, random);
+            s->bits[i] = (random[0] & 0x807fffff) | (60 + 7 * (k % 20) + random[1] % 14) << 23;
+            if (k == 3) s->bits[i] = random[0] & 0x80000000;
+            if (s->dtype == MS_BF16) s->bits[i] &= 0xffff0000;
+        }
+    if (bad) s->bits[args->bounds[1] + 5] = bad;
+}
+
+static void check_case(spanned s, uint32_t bad, float more)
+{
+    fill_spans(&s, bad);
+    run_all(&s, more);
+    check_spans(&s);
+    free(s.bits);
+    free(s.codes);
+    free(s.decoded);
+}
+
+/* Spans that begin and end anywhere, empty ones, one of zeros, as many as a task takes, and several
+ * tiles; arrays that begin anywhere; numbers that are not finite. */
+static void test_spans(void **state)
+{
+    (void)state;
+    static const int64_t cuts[][8] = { { 0, 16, 48, 48, 64 },
+                                       { 0, 7, 40, 59, 59, 77, 600 },
+                                       { 3, 19, 1040, 1041, 5000, 5016, 5017 },
+                                       { 16, 32, 20000, 20003, 20036, 20052, 70011 } };
+    static const uint32_t bad[] = { 0, 0x7f800000, 0xffc00000 };
+    for (size_t c = 0; c < COUNT(cuts); c++)
+        for (ms_dtype dtype = MS_F32; dtype <= MS_BF16; dtype += MS_BF16 - MS_F32)
+            for (size_t b = 0; b < (c == 3 ? 1 : COUNT(bad)); b++)
+                for (int64_t skip = c == 3 && dtype == MS_F32 ? 16 : 0; skip < 17;
+                     skip += c == 3 ? 17 : 1 + skip * 3) {
+                    spanned s = { .dtype = dtype, .skip = skip };
+                    s.args.spans = c == 0 ? 4 : 6;
+                    memcpy(s.args.bounds, cuts[c], (s.args.spans + 1u) * sizeof(int64_t));
+                    s.args.repeats = c == 3 ? 1 : 1 + skip % 3;
+                    s.args.period = s.args.bounds[s.args.spans] + (int64_t)c * 5;
+                    s.all = s.args.period * s.args.repeats;
+                    check_case(s, bad[b], skip % 2 ? 3 : 1);
+                }
+}
+
+static void test_many_spans(void **state)
+{
+    (void)state;
+    spanned s = { .dtype = MS_F32, .skip = 0 };
+    s.args.spans = MS_FP8_SPANS;
+    for (int64_t k = 0; k <= MS_FP8_SPANS; k++) s.args.bounds[k] = 37 * k;
+    s.args.repeats = 2;
+    s.all = 2 * (s.args.period = 37 * MS_FP8_SPANS);
+    check_case(s, 0, 1);
+}
+
+/* What is decoded has the numbers of the first codes when it is encoded again, also where the scale
+ * is half of what it was. */
+static void test_encoded_again(void **state)
+{
+    (void)state;
+    static const float most[] = { 448, 224.1f, 231, 224, 233, 300, 0x1p-93f, 0x1p-97f, 0x1p120f };
+    for (size_t m = 0; m < COUNT(most); m++) {
+        uint32_t bits[256], random[4];
+        for (uint64_t i = 0; i < 256; i++) {
+            ms_philox(5, m, i, random);
+            bits[i] = ms_bits_from_float(most[m] * ((float)random[0] * 0x1p-31f - 1)
+                                         * (random[1] % 3 ? 1 : 0x1p-9f));
+        }
+        bits[9] = ms_bits_from_float(-most[m]);
+        ms_tensor *x = of_bits(engine, bits, 16, 16), *y = NULL;
+        coded a = code(engine, x, MS_FP8_E4M3);
+        spanned s = { .dtype = MS_F32, .bits = bits, .all = 256 };
+        s.args.spans = 1;
+        s.args.bounds[1] = s.args.period = 256;
+        s.args.repeats = 1;
+        run_all(&s, 1);
+        assert_int_equal(s.most[0], a.scale.most);
+        assert_memory_equal(s.codes, a.codes, 256);
+        y = of_bits(engine, s.decoded, 16, 16);
+        coded b = code(engine, y, MS_FP8_E4M3);
+        for (int i = 0; i < 256; i++)
+            assert_true(value_of(a.codes[i], MS_FP8_E4M3) * (double)a.scale.scale
+                        == value_of(b.codes[i], MS_FP8_E4M3) * (double)b.scale.scale);
+        free(a.codes);
+        free(b.codes);
+        free(s.codes);
+        free(s.decoded);
+        ms_tensor_release(x);
+        ms_tensor_release(y);
+    }
 }
 
 /* -------------------------------------------------------------- golden data */
@@ -728,6 +981,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_small_numbers, setup, teardown),
         cmocka_unit_test_setup_teardown(test_not_finite, setup, teardown),
         cmocka_unit_test_setup_teardown(test_bytes_are_those_of_the_cpu, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_spans, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_many_spans, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_encoded_again, setup, teardown),
         cmocka_unit_test_setup_teardown(test_golden_casts, setup, teardown),
         cmocka_unit_test_setup_teardown(test_products, setup, teardown),
         cmocka_unit_test_setup_teardown(test_homes, setup, teardown),

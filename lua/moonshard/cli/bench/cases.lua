@@ -390,6 +390,14 @@ local function codecs(list, s, m)
         function() codec:decode(payload, rows * width) end)
     end)
   end
+  -- The greatest size, codes and numbers again, as in gathers of weights: the numbers are read
+  -- twice and written once, codes are written and read.
+  for _, dtype in ipairs { "f32", "bf16" } do
+    add("weight as fp8 and back, " .. dtype, function()
+      local x = core.randn { rows * width, seed = 1, dtype = dtype }
+      return forward(3 * bytes(x) + 2 * rows * width, function() core.fp8_round(x) end)
+    end)
+  end
 end
 
 ------------------------------------------------------------------------------------------ training
