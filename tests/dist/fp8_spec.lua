@@ -1,10 +1,22 @@
 -- Training in fp8 on several ranks; fp8.lua holds what each rank expects.
 local command = require "command"
 
+-- The stand-in for a driver computes on the host.
+local GPUS = ("MOONSHARD_CUDA_DRIVER='%s' MOONSHARD_STAND_IN_GPUS=2"):format(
+  os.getenv "MOONSHARD_STAND_IN")
+
 describe("training in fp8", function()
-  for _, ranks in ipairs { "1", "2", "3 --thread-ranks" } do
+  for _, ranks in ipairs { "1", "2", "3 --thread-ranks", "4 --thread-ranks" } do
     it("gives sharded models ddp's bits on " .. ranks, function()
       command.on_ranks("fp8", ranks)
+    end)
+    it("sends a byte for each number of a weight on " .. ranks, function()
+      command.on_ranks("fp8_gathers", ranks)
+    end)
+  end
+  for _, name in ipairs { "fp8", "fp8_gathers" } do
+    it("does so on GPUs: " .. name, function()
+      command.on_ranks(name, "2 --thread-ranks", "--device cuda", GPUS)
     end)
   end
 

@@ -84,6 +84,20 @@ describe("gather= of a training recipe", function()
     assert.truthy(out:find("scale 3", 1, true), out)
   end)
 
+  it("may be left out for shard.dtype=fp8, which keeps the losses", function()
+    local function losses(options)
+      local out = command.succeed(folder, recipe:gsub("dtype=bf16", "dtype=fp8") .. options)
+      local list = {}
+      for loss in out:gmatch "loss ([%d.]+)" do list[#list + 1] = loss end
+      assert.is_true(#list > 0, out)
+      return list
+    end
+    assert.same(losses "shard=full_shard", losses "shard=full_shard shard.dtype=fp8")
+    local code, _, err = command.run(folder, recipe .. "shard=full_shard shard.dtype=int4")
+    assert.equal(2, code)
+    assert.truthy(err:find("dtype = 'int4': it is 'fp8'", 1, true), err)
+  end)
+
   it("refuses what it cannot use, with code 2", function()
     local function refused(options, text, ...)
       command.write(folder .. "/own.lua", text)

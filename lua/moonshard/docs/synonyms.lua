@@ -85,6 +85,8 @@ return {
       bf16 training", "ms.autocast TrainOptions.dtype ms.Precision" },
   { "fp8, float8, 8-bit training, torchao.float8, transformer engine, fp8_autocast, e4m3, e5m2",
     "ms.autocast TrainOptions.dtype TrainOptions.emulate" },
+  { "enable_fsdp_float8_all_gather, float8 all-gather, fp8 all_gather, quantized gathers",
+    "FSDPOptions.dtype FSDPOptions.before_gather" },
   { "GradScaler, loss scaling, loss scaler", "ms.optim.scaler TrainOptions.dtype" },
   -- Modules.
   { "nn.Module, torch.nn.Module, keras.Model, layer, model class, subclass, custom layer",

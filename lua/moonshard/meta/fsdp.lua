@@ -89,6 +89,19 @@
 --- float tensor: all shards in this order, zeros included. It runs as before_gather does. Without
 --- after_gather, what the ranks send must have this form.
 ---@field after_gather? fun(gathered: ms.Tensor, unit: ms.Unit, part: ms.ShardPart): ms.Tensor
+--- "fp8": gathers send the weights of linear layers as E4M3 codes, one byte a number, with a power
+--- of two as scale for each whole weight. Units compute with what the codes represent. Under
+--- `ms.autocast "fp8"` products round weights to the same numbers, so outputs and gradients have
+--- the bits that they have without the option. Sums that depend on how a unit is cut may differ in
+--- their last digits: norms of all gradients, and passes that accumulate = "shard" adds up under
+--- hybrid strategies. A weight travels this way if its layer is a Linear, or one of gpt2's, without
+--- `fp8 = false`, if both sizes are multiples of 16, if no other module has it, and if it computes
+--- in f32 or bf16. Other parameters travel as without the option, which is refused if no weight
+--- qualifies. Coded weights have shards and buckets of their own in each unit. Gathers for summon,
+--- states and full_precision_eval are exact, and optimizers step exact shards. Evaluation outside
+--- of ms.autocast "fp8" computes with rounded weights. With reshard_after_forward = N, gathers
+--- within N ranks send decoded numbers. Excludes before_gather, after_gather and "no_shard".
+---@field dtype? "fp8"
 --- Lets units compute in another dtype than shards, gradients of shards and optimizers have. A
 --- shard is cast before its gather, so gathers send the bytes of precision.param. After backward
 --- has added up all uses of a parameter, its gradient is rounded once to precision.reduce. In this

@@ -14,6 +14,7 @@ local prefetch = require "moonshard.parallel.fsdp.prefetch"
 local compare = require "moonshard.parallel.fsdp.compare"
 local extension = require "moonshard.parallel.fsdp.gather_codec"
 local objects = require "moonshard.parallel.fsdp.object"
+local fp8 = require "moonshard.parallel.fsdp.fp8"
 local precision = require "moonshard.parallel.fsdp.precision"
 local fsdp_options = require "moonshard.parallel.fsdp.options"
 local units_of = require "moonshard.parallel.fsdp.units"
@@ -121,7 +122,7 @@ local function options_in_force(o, s)
     max_in_flight = o.max_in_flight or 2, max_in_flight_bytes = o.max_in_flight_bytes,
     max_reductions = o.max_reductions or 2, divide_factor = o.divide_factor, ignored = o.ignored,
     init_sync = o.init_sync ~= false, precision = precision.in_force(o, s.precision, s.units),
-    offload = o.offload, pin = o.offload and o.pin ~= false or nil,
+    offload = o.offload, pin = o.offload and o.pin ~= false or nil, dtype = o.dtype,
   }
 end
 
@@ -136,6 +137,7 @@ local function prepare(model, options)
   local later = delayed.find("fsdp", model)
   for _, unit in ipairs(units) do alone.refuse("fsdp", unit.parameters, unit.names) end
   local low = precision.of(o, units, model, unit_of_module)
+  local eight = fp8.of(o, units, model, low)
   local count = fsdp_options.count_shards(o, strategy, group)
   fsdp_options.check_near(o.reshard_after_forward, count)
   local planner = prefetch.planner_of(o.prefetch == nil and "backward_pre" or o.prefetch)
@@ -147,13 +149,14 @@ local function prepare(model, options)
     -- nil: a factor that is the number of ranks may stay the same, or not, with another number.
     how.adds_up = o.divide_factor ~= group:size() or nil
   end
-  compare.compare(units, group, groups, o, strategy, how.name, low)
+  compare.compare(units, group, groups, o, strategy, how.name, low, eight)
   if o.init_sync ~= false then compare.files(units, group, groups) end
   local shards, replicas = fsdp_options.groups_of(o, strategy, group)
   ---@type ms.FSDPState
   local s = {
     wrapped = model, group = group, shards = shards, replicas = replicas, options = o,
     strategy = strategy, units = units, how = how, groups = groups, precision = low,
+    in_fp8 = eight,
     accumulate = o.accumulate or "shard", methods = {}, trained = trained_of(units),
     left_out = left_out_of(model, o), later = later, planner = planner, unit_of = {},
     unit_of_module = unit_of_module,
@@ -192,6 +195,7 @@ local function describe(s)
       unit.shapes[k] = p:shape()
       parameters[#parameters + 1] = {
         tensor = p, name = unit.names[k], unit = unit.index, group = s.groups[unit.names[k]],
+        coded = s.in_fp8[unit.names[k]],
         keeps_dtype = low and low.keeps[unit.names[k]] or ownership.coded[p] ~= nil,
       }
     end
@@ -234,7 +238,8 @@ local function install(s)
       s.unit_of[p] = unit.index
       local own = s.groups[unit.names[i]]
       local keeps = s.precision and s.precision.keeps[unit.names[i]] == true
-      local key = ("%s %s %s %s"):format(p:dtype(), p:requires_grad(), own ~= nil, keeps)
+      local key = ("%s %s %s %s %s"):format(p:dtype(), p:requires_grad(), own ~= nil, keeps,
+        s.in_fp8[unit.names[i]] == true)
       together[key] = together[key] or {}
       table.insert(together[key], p)
       ownership.sharded[p] = {

@@ -175,7 +175,7 @@ local function describe_options(o, strategy, hook, low, units, groups)
   for _, name in ipairs { "layout", "reshard_after_forward", "prefetch", "max_in_flight",
       "max_in_flight_bytes", "max_reductions", "accumulate", "divide_factor", "find_unused",
       "init_sync", "broadcast_buffers", "keep_low_precision_grads", "budget_bytes", "offload",
-      "pin" } do
+      "pin", "dtype" } do
     add(name, tostring(o[name]))
   end
   add("precision", precision.describe(low, units, groups))
@@ -190,27 +190,28 @@ local function describe_options(o, strategy, hook, low, units, groups)
   return lines
 end
 
-local function describe(name, p)
+local function describe(name, p, in_fp8)
   local shape = table.concat(p:shape(), ", ")
   local where = module.unread[p] and ", in a file" or p:device() == "meta" and ", on meta" or ""
-  return ("'%s' [%s] %s, %s%s"):format(name, shape, p:dtype(),
-    p:requires_grad() and "trained" or "frozen", where)
+  return ("'%s' [%s] %s, %s%s%s"):format(name, shape, p:dtype(),
+    p:requires_grad() and "trained" or "frozen", where, in_fp8 and ", gathered in fp8" or "")
 end
 
 -- Parameters of fewer ranks are described by their kinds only, since names and shapes differ.
-local function describe_units(units, groups, low)
+local function describe_units(units, groups, low, in_fp8)
   local lines = {}
   for _, unit in ipairs(units) do
     local title = ("unit %d \"%s\""):format(unit.index, unit.index == 0 and "root" or unit.name)
     local own, kinds = {}, {}
     local shared = false
     for i, p in ipairs(unit.parameters) do
-      if groups[unit.names[i]] then
-        own[("%s, %s%s"):format(p:dtype(), p:requires_grad() and "trained" or "frozen",
-          low and low.keeps[unit.names[i]] and ", kept" or "")] = true
+      local name = unit.names[i]
+      if groups[name] then
+        own[("%s, %s%s%s"):format(p:dtype(), p:requires_grad() and "trained" or "frozen",
+          low and low.keeps[name] and ", kept" or "", in_fp8[name] and ", in fp8" or "")] = true
       else
         shared = true
-        lines[#lines + 1] = ("%s: %s"):format(title, describe(unit.names[i], p))
+        lines[#lines + 1] = ("%s: %s"):format(title, describe(name, p, in_fp8[name]))
       end
     end
     -- A unit of fewer ranks has another name on others.
@@ -228,13 +229,13 @@ local function describe_units(units, groups, low)
 end
 
 -- Of this rank's group of group_of: what its ranks share.
-local function describe_own(units, groups)
+local function describe_own(units, groups, in_fp8)
   local lines = {}
   for _, unit in ipairs(units) do
     for i, p in ipairs(unit.parameters) do
       if groups[unit.names[i]] then
         lines[#lines + 1] = ("unit %d \"%s\": %s"):format(unit.index, unit.name,
-          describe(unit.names[i], p))
+          describe(unit.names[i], p, in_fp8[unit.names[i]]))
       end
     end
   end
@@ -331,13 +332,14 @@ end
 ---@param strategy string
 ---@param hook? string
 ---@param low? ms.FSDPPrecision
-function compare.compare(units, group, groups, o, strategy, hook, low)
+---@param in_fp8 table<string, boolean> of fp8.of
+function compare.compare(units, group, groups, o, strategy, hook, low, in_fp8)
   if group:size() == 1 then return end
   local lines = describe_options(o, strategy, hook, low, units, groups)
-  for _, line in ipairs(describe_units(units, groups, low)) do lines[#lines + 1] = line end
+  for _, line in ipairs(describe_units(units, groups, low, in_fp8)) do lines[#lines + 1] = line end
   compare_lines(group, lines)
   local _, own = next(groups)
-  if own and own:size() > 1 then compare_lines(own, describe_own(units, groups)) end
+  if own and own:size() > 1 then compare_lines(own, describe_own(units, groups, in_fp8)) end
 end
 
 return compare

@@ -35,6 +35,7 @@ local FSDP = {}
 ---@field sharded? any the model in the core; nil: unwrapped
 ---@field units { modules: ms.Module[], name: string, index: integer }[] the root first
 ---@field precision? ms.FSDPPrecision nil: units compute in their parameters' dtypes
+---@field in_fp8 table<string, boolean> names of parameters that travel in fp8
 ---@field accumulate "local"|"shard"|"all"
 ---@field methods table<string, boolean> what forward_method has replaced
 ---@field joining? ms.ShardedJoining join runs

@@ -31,7 +31,7 @@ local known = {
   max_reductions = "integer", accumulate = "string", layout = "string", find_unused = "boolean",
   divide_factor = "number", ignored = "table", init_sync = "boolean", broadcast_buffers = "boolean",
   precision = "any", keep_low_precision_grads = "boolean", full_precision_eval = "boolean",
-  offload = "string", pin = "boolean",
+  offload = "string", pin = "boolean", dtype = "string",
 }
 options.known = known
 
@@ -146,6 +146,26 @@ function options.check_near(count, size)
     #possible > 0 and table.concat(possible, ", ") or "there is none, use true or false"))
 end
 
+-- Raises for a dtype of gathers that there is none of, or that does not fit the other options.
+local function check_dtype(o)
+  if not o.dtype then return end
+  if o.dtype ~= "fp8" then
+    core.raise(("fsdp: dtype = '%s': it is 'fp8', in which weights of linear layers then travel. \z
+      Without it gathers send the dtype of computing, which precision = { param = ... } sets")
+      :format(o.dtype))
+  end
+  for _, name in ipairs { "before_gather", "after_gather" } do
+    if o[name] then
+      core.raise(("fsdp: dtype = 'fp8' and %s both say what gathers send: leave one of them out")
+        :format(name))
+    end
+  end
+  if options.strategies[options.strategy_of(o)].whole then
+    core.raise "fsdp: dtype = 'fp8' is for what is gathered, and under the strategy no_shard \z
+      every rank has whole parameters at all times: leave dtype out"
+  end
+end
+
 ---@param given any
 ---@return ms.FSDPOptions
 function options.check(given)
@@ -162,6 +182,7 @@ function options.check(given)
     core.raise "fsdp: pin = false: the GPU's tasks use offloaded memory, which has to be pinned: \z
       leave pin out"
   end
+  check_dtype(o)
   if o.accumulate then options.choice("accumulate", o.accumulate, { "local", "shard", "all" }) end
   if o.layout then options.choice("layout", o.layout, { "flat", "rows" }) end
   for _, name in ipairs { "max_in_flight", "max_in_flight_bytes", "max_reductions" } do
