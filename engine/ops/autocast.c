@@ -141,7 +141,7 @@ static ms_tensor description_of(const ms_tensor *tensor)
     ms_tensor copy = *tensor;
     copy.references = 1;
     copy.meta = NULL;
-    copy.cast = copy.next_cast = NULL;
+    copy.cast = copy.next_cast = copy.most = NULL;
     return copy;
 }
 

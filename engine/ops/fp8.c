@@ -27,6 +27,17 @@ bool ms_fp8_is_on(const ms_engine *engine)
     return ms_engine_fp8(engine) != MS_FP8_OFF && ms_engine_autocast(engine) == MS_BF16;
 }
 
+bool ms_fp8_wants_most(const ms_engine *engine)
+{
+    return ms_engine_is_for_gpu(engine) && ms_fp8_is_on(engine);
+}
+
+ms_status ms_fp8_most_new(ms_engine *engine, int64_t count, ms_tensor **out)
+{
+    int64_t rounded = (count + MS_FP8_MULTIPLE - 1) / MS_FP8_MULTIPLE * MS_FP8_MULTIPLE;
+    return ms_tensor_new(engine, MS_I32, 1, &rounded, out);
+}
+
 /* The three sizes are asked of every device, so that what runs on one runs on all. A product of the
  * backward has the same three, in another order. */
 ms_status ms_fp8_check(const ms_op_call *call, ms_dtype compute, int64_t rows, int64_t in,
@@ -71,11 +82,20 @@ static void *scale_of(const ms_tensor *payload)
     return payload ? (uint8_t *)ms_tensor_data(payload) + payload->count - SCALE : NULL;
 }
 
-/* An empty matrix has no scale: no product reads one. The task reads the numbers twice. */
+/* The bytes of an encode: it reads the numbers twice, unless their greatest size was given. */
+static size_t bytes_of(const ms_tensor *from, const ms_tensor *most, const ms_tensor *payload,
+                       const ms_tensor *beside)
+{
+    return ms_tensor_bytes(from) + ms_tensor_bytes(most ? most : from)
+           + (payload ? ms_tensor_bytes(payload) : 0) + (beside ? ms_tensor_bytes(beside) : 0);
+}
+
+/* An empty matrix has no scale: no product reads one. */
 static ms_status enqueue(ms_engine *engine, ms_tensor *x, ms_fp8_encode_args args,
                          ms_tensor *payload, ms_tensor *beside)
 {
-    ms_tensor *from = NULL, *writes[] = { payload, beside };
+    ms_tensor *from = NULL, *writes[] = { payload, beside },
+              *most = args.gelu ? NULL : ms_tensor_most(x);
     if (x->count == 0) return MS_OK;
     ms_status status = ms_op_as_contiguous(engine, x, &from);
     if (status) return status;
@@ -83,13 +103,16 @@ static ms_status enqueue(ms_engine *engine, ms_tensor *x, ms_fp8_encode_args arg
     args.columns = x->shape[x->dims - 1];
     args.rows = x->count / args.columns;
     args.dtype = (uint8_t)x->dtype;
+    if (most) {
+        args.given = ms_tensor_data(most);
+        args.given_count = most->count;
+    }
+    ms_tensor *reads[] = { from, most };
     /* 20 for each gelu, an estimate. */
     ms_task_cost cost = { .flops = (args.gelu ? 42.0 : 2.0) * (double)x->count,
-                          .bytes = 2 * ms_tensor_bytes(from)
-                                   + (payload ? ms_tensor_bytes(payload) : 0)
-                                   + (beside ? ms_tensor_bytes(beside) : 0) };
-    status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_fp8_encode), &args, &from,
-                               1, writes, 2, cost);
+                          .bytes = bytes_of(from, most, payload, beside) };
+    status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_fp8_encode), &args, reads,
+                               2, writes, 2, cost);
     ms_tensor_release(from);
     return status;
 }

@@ -17,6 +17,12 @@
  * Weights also travel as codes when a sharded model is gathered (fsdp/fp8_gather.c): E4M3, by parts
  * of a tensor that are called spans, each with a scale of its own.
  *
+ * On a GPU some kernels give the greatest size of what they pass over, so that an encode need not
+ * read it once more (ms_tensor_hold_most): norms that of their result and, for layers without a
+ * bias, of the gradient that they pass on; the pass over a linear layer's gradient that of its
+ * result. Products of libraries, attention, rotary and elementwise kernels give none, and no
+ * kernel of a CPU does: there an encode reads its operand twice.
+ *
  * Invariants
  * - A code represents its number times `scale`, a power of two. So scaling is exact, before the
  *   cast and after the product, and the codes are those of a cast to nearest even of x / scale.
@@ -29,6 +35,8 @@
  *   numbers: the greatest |x| is more than 224 times the scale, unless the scale is the least one,
  *   and rounds to 224 or more. So a product of decoded weights has the terms of one of the weights.
  *   Only numbers that round to 2^128 are infinite where they are decoded.
+ * - A greatest size that was given is the one that a second read finds, bit for bit: of the numbers
+ *   as they are stored. One of memory that has been written since is not used.
  * - Codes, maxima and scales have the same bits on all devices. Products are sums in f32 of the
  *   numbers that the codes represent, and differ in their order only. */
 #ifndef MOONSHARD_OPS_FP8_H
@@ -49,12 +57,14 @@ typedef struct ms_fp8_scale {
 /* codes = x / scale, both contiguous; x is f32 or bf16. gelu: of gelu(x) in its tanh form, rounded
  * to x's dtype, and not of x. turned: the codes of the transpose. Either may be NULL. On a CPU
  * turned always is, and there is no gelu. The scale is made first, and written to both places, of
- * which the second one may be NULL. */
+ * which the second one may be NULL. given: numbers whose greatest is that of the bits of |x|, a
+ * multiple of 16 of them; NULL: it is found here, as always on a CPU and for gelu. */
 typedef struct ms_fp8_encode_args {
     const void *x;
+    const uint32_t *given;
     uint8_t *codes, *turned;
     ms_fp8_scale *scales[2];
-    int64_t rows, columns;
+    int64_t rows, columns, given_count;
     uint8_t dtype, format;
     bool gelu;
 } ms_fp8_encode_args;
@@ -108,6 +118,11 @@ struct ms_op_call;
 
 /* Whether linear layers compute in 8 bits now. */
 bool ms_fp8_is_on(const ms_engine *engine);
+/* Whether kernels that write bf16 give its greatest size: on a device for GPUs, if linear layers
+ * compute in 8 bits now. A wrong guess costs time and nothing else. */
+bool ms_fp8_wants_most(const ms_engine *engine);
+/* Memory for `count` numbers of which the greatest counts, rounded up to a multiple of 16. */
+ms_status ms_fp8_most_new(ms_engine *engine, int64_t count, ms_tensor **out);
 /* Refuses what no product of 8 bits takes, with what to do: other dtypes than f32 and bf16, and
  * sizes that are not multiples of 16. */
 ms_status ms_fp8_check(const struct ms_op_call *call, ms_dtype compute, int64_t rows, int64_t in,

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "tensor/state.h"
+#include "tensor/tensor.h"
 
 /* ------------------------------------------------------------------ running */
 
@@ -180,8 +180,10 @@ ms_status ms_op_save(ms_op_call *call, ms_tensor *tensor)
     if (call->saved_count == MS_OP_SAVED_MAX)
         return ms_op_refuse(call, "it saves more than %d tensors", MS_OP_SAVED_MAX);
     ms_status status = ms_tensor_alias(tensor, &call->saved[call->saved_count]);
-    if (!status) call->saved_count++;
-    return status;
+    if (status) return status;
+    /* Until backward it would only hold memory. */
+    ms_tensor_drop_most(call->saved[call->saved_count++]);
+    return MS_OK;
 }
 
 /* Adds the tensor's part of its storage to a task's accesses; the flags say what is special about

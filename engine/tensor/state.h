@@ -35,8 +35,10 @@ struct ms_tensor {
     /* A dtype of 16 bits: it has been cast to it, so whoever steps it makes the next cast as well.
      * MS_F32: it has not. */
     ms_dtype cast_wish;
-    bool cast_is_new;     /* the cast was made with a step, and nothing has used it yet */
-    ms_tensor *next_cast; /* list of tensors that hold a cast; or the free list */
+    bool cast_is_new;      /* the cast was made with a step, and nothing has used it yet */
+    ms_tensor *next_cast;  /* list of tensors that hold a cast; or the free list */
+    ms_tensor *most;       /* see ms_tensor_hold_most; or NULL */
+    uint64_t most_version; /* of its memory when that was found */
 };
 
 /* The bytes [begin, end) of the storage from the tensor's first element to its last; begin == end

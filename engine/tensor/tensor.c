@@ -262,6 +262,36 @@ static ms_status inherit_cast(ms_tensor *base, int64_t offset, ms_tensor *window
     return MS_OK;
 }
 
+/* It is not tied to anything: the version says whether it still holds. */
+void ms_tensor_hold_most(ms_tensor *tensor, ms_tensor *most)
+{
+    ms_tensor_retain(most);
+    ms_tensor_drop_most(tensor);
+    tensor->most = most;
+    tensor->most_version = ms_tensor_version(tensor);
+}
+
+void ms_tensor_drop_most(ms_tensor *tensor)
+{
+    ms_tensor_release(tensor->most);
+    tensor->most = NULL;
+}
+
+ms_tensor *ms_tensor_most(ms_tensor *tensor)
+{
+    if (tensor->most && tensor->most_version != ms_tensor_version(tensor))
+        ms_tensor_drop_most(tensor);
+    return tensor->most;
+}
+
+/* A view in another shape, such as the rows of a matrix, has the same greatest size. */
+static void inherit_most(ms_tensor *base, ms_tensor *window)
+{
+    bool is_whole = base->contiguous && window->contiguous && window->count == base->count
+                    && window->offset == base->offset;
+    if (is_whole && ms_tensor_most(base)) ms_tensor_hold_most(window, base->most);
+}
+
 /* offset counts from the base's first element. The window must be in the storage; it may be larger
  * than the base. An empty window keeps the base's offset, so that it never points past the end.
  * made_version is that of its memory now: the tape compares it with later versions. */
@@ -305,6 +335,7 @@ ms_status ms_tensor_window(ms_tensor *base, uint32_t dims, const int64_t *shape,
     }
     derive(tensor);
     tensor->made_version = ms_tensor_version(tensor);
+    if (base->most) inherit_most(base, tensor);
     status = inherit_cast(base, offset, tensor);
     if (status) ms_tensor_release(tensor);
     else *out = tensor;
@@ -318,6 +349,7 @@ void ms_tensor_rebase(ms_tensor *tensor, ms_tensor *base, int64_t offset)
 {
     ms_storage *before = tensor->storage;
     if (tensor->cast) ms_tensor_drop_cast(tensor);
+    ms_tensor_drop_most(tensor);
     tensor->storage = ms_storage_retain(base->storage);
     tensor->offset = base->offset + offset;
     natural_strides(tensor->dims, tensor->shape, tensor->strides);
@@ -363,6 +395,7 @@ void ms_tensor_release(ms_tensor *tensor)
     if (!tensor || --tensor->references > 0) return;
     /* The list of casts must not hold a tensor that is gone. */
     if (tensor->cast) ms_tensor_drop_cast(tensor);
+    ms_tensor_drop_most(tensor);
     if (tensor->meta) tensor->free_meta(tensor->meta);
     ms_part_release(tensor->part);
     ms_storage_release(tensor->storage);

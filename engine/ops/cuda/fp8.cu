@@ -148,7 +148,7 @@ MS_KERNEL(fp8_encode, ms_cuda_fp8_encode_call, 256)
     int64_t tiles = (e.rows + TILE - 1) / TILE * ((e.columns + TILE - 1) / TILE);
     uint32_t most = 0;
     for (int32_t i = THREAD_X; i < args.parts; i += THREADS_X)
-        most = args.partial[i] > most ? args.partial[i] : most;
+        most = args.found[i] > most ? args.found[i] : most;
     most = ms_block_join(most, found, ms_greater());
     uint32_t scale = ms_fp8_scale_bits(most, (ms_fp8_format)e.format);
     ms_fp8_scale *to = THREAD_X == 0 ? e.scales[0] : e.scales[1];

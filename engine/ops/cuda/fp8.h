@@ -4,11 +4,13 @@
 
 #include "ops/fp8.h"
 
-/* partial: the greatest size that each block of the first kernel has found, as bits. aligned: x is
- * read in pieces of 16 bytes. */
+/* partial: the greatest size that each block of the first kernel has found, as bits. found: what
+ * the second kernel reads, `parts` numbers: those, or what was given. aligned: x is read in pieces
+ * of 16 bytes. */
 typedef struct ms_cuda_fp8_encode_call {
     ms_fp8_encode_args e;
     uint32_t *partial;
+    const uint32_t *found;
     int32_t parts;
     bool aligned;
 } ms_cuda_fp8_encode_call;
