@@ -39,6 +39,7 @@
 #include "ops/matmul.h"
 #include "ops/values.h"
 #include "tensor/op.h"
+#include "tensor/tensor.h"
 
 /* The bias, or NULL: it may be absent or given as NULL. */
 static ms_tensor *bias_of(const ms_op_call *call)
@@ -402,57 +403,90 @@ static ms_status result_place(const ms_op_gradient *gradient, const ms_tensor *r
     return ms_tensor_new(gradient->engine, rows->dtype, 2, rows->shape, out);
 }
 
+/* What a pass over the incoming gradient reads (borrowed) and makes (owned); NULLs for what is
+ * absent or not wanted. */
+typedef struct pass_parts {
+    ms_tensor *rows, *before, *h, *bias, *most;
+} pass_parts;
+
+/* The flops count 25 for each element through the activation, an estimate for the sim device. */
+static ms_status enqueue_pass(ms_engine *engine, const pass_parts *p)
+{
+    const ms_tensor *rows = p->rows;
+    ms_linear_gradient_args args = { .g = ms_tensor_data(rows),
+                                     .rows = rows->shape[0],
+                                     .width = rows->shape[1],
+                                     .g_row = rows->strides[0],
+                                     .dtype = (uint8_t)rows->dtype };
+    ms_tensor *reads[] = { p->rows, p->before }, *writes[] = { p->h, p->bias, p->most };
+    ms_task_cost cost = { .flops = (double)rows->count, .bytes = ms_tensor_bytes(rows) };
+    if (p->before) {
+        args.before = ms_tensor_data(p->before);
+        cost.flops *= 25.0;
+        cost.bytes += ms_tensor_bytes(p->before);
+    }
+    if (p->h) {
+        args.out = ms_tensor_data(p->h);
+        cost.bytes += ms_tensor_bytes(p->h);
+    }
+    if (p->bias) {
+        args.bias = ms_tensor_data(p->bias);
+        args.bias_dtype = (uint8_t)p->bias->dtype;
+    }
+    if (p->most) {
+        args.most = ms_tensor_data(p->most);
+        args.most_count = p->most->count;
+    }
+    ms_status status =
+        ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_linear_backward), &args, reads,
+                          2, writes, 3, cost);
+    if (!status && p->most) ms_tensor_hold_most(p->h ? p->h : p->rows, p->most);
+    return status;
+}
+
+/* In 8 bits h is encoded next. On a GPU the pass gives its greatest size, unless h is what has
+ * arrived, and whoever wrote that has given it. */
+static ms_status make_most(const ms_op_gradient *gradient, pass_parts *p)
+{
+    bool is_encoded =
+        gradient->saved[0]->dtype == MS_U8 && (gradient->needs[0] || gradient->needs[1]);
+    if (!is_encoded || !ms_engine_is_for_gpu(gradient->engine)) return MS_OK;
+    if (!p->h && ms_tensor_most(p->rows)) return MS_OK;
+    int64_t count = ms_linear_most_count(p->rows->shape[0], p->rows->shape[1]);
+    return ms_fp8_most_new(gradient->engine, count, &p->most);
+}
+
 /* One pass over the incoming gradient: through the activation, and sums for the bias. *out is h,
  * [rows, out], owned: a new tensor, or rows itself where nothing changes it. The bias's gradient
  * becomes results[2]; without rows it is zeros, and no task runs. Nothing is enqueued where rows
- * can serve as h and the bias needs no gradient, or a product makes it (sums). The flops count 25
- * for each element through the activation, an estimate for the sim device. */
+ * can serve as h and the bias needs no gradient, or a product makes it (sums). */
 static ms_status pass(const ms_op_gradient *gradient, ms_tensor *rows, bool sums, ms_tensor **out)
 {
     ms_engine *engine = gradient->engine;
-    ms_tensor *before = is_activated(&gradient->attributes) ? gradient->saved[2] : NULL, *h = NULL,
-              *bias = NULL;
+    pass_parts p = { .rows = rows };
+    if (is_activated(&gradient->attributes)) p.before = gradient->saved[2];
     bool wants_bias = gradient->input_count > 2 && gradient->needs[2] && !sums;
     /* h is read by the two products only. */
-    bool wants_h = before && (gradient->needs[0] || gradient->needs[1]);
+    bool wants_h = p.before && (gradient->needs[0] || gradient->needs[1]);
     ms_status status = MS_OK;
-    if (wants_h) status = result_place(gradient, rows, &h);
-    if (!status && wants_bias) status = ms_op_result(gradient, 2, &bias);
-    if (!status && (h || bias) && rows->count > 0) {
-        ms_linear_gradient_args args = { .g = ms_tensor_data(rows),
-                                         .rows = rows->shape[0],
-                                         .width = rows->shape[1],
-                                         .g_row = rows->strides[0],
-                                         .dtype = (uint8_t)rows->dtype };
-        /* NULLs are passed over: there may be no activation, no h, or no bias. */
-        ms_tensor *reads[] = { rows, before }, *writes[] = { h, bias };
-        ms_task_cost cost = { .flops = (double)rows->count, .bytes = ms_tensor_bytes(rows) };
-        if (before) {
-            args.before = ms_tensor_data(before);
-            cost.flops *= 25.0;
-            cost.bytes += ms_tensor_bytes(before);
-        }
-        if (h) {
-            args.out = ms_tensor_data(h);
-            cost.bytes += ms_tensor_bytes(h);
-        }
-        if (bias) {
-            args.bias = ms_tensor_data(bias);
-            args.bias_dtype = (uint8_t)bias->dtype;
-        }
-        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_linear_backward),
-                                   &args, reads, 2, writes, 2, cost);
-    } else if (!status && bias) {
-        ms_tensor_release(bias);
-        status = ms_op_full(engine, gradient->inputs[2].dtype, 1, &rows->shape[1], 0.0, &bias);
+    if (wants_h) status = result_place(gradient, rows, &p.h);
+    if (!status && wants_bias) status = ms_op_result(gradient, 2, &p.bias);
+    if (!status && (p.h || p.bias) && rows->count > 0) {
+        status = make_most(gradient, &p);
+        if (!status) status = enqueue_pass(engine, &p);
+        ms_tensor_release(p.most);
+    } else if (!status && p.bias) {
+        ms_tensor_release(p.bias);
+        p.bias = NULL;
+        status = ms_op_full(engine, gradient->inputs[2].dtype, 1, &rows->shape[1], 0.0, &p.bias);
     }
     if (status) {
-        ms_tensor_release(h);
-        ms_tensor_release(bias);
+        ms_tensor_release(p.h);
+        ms_tensor_release(p.bias);
         return status;
     }
-    if (bias) gradient->results[2] = bias;
-    *out = h ? h : ms_tensor_retain(rows);
+    if (p.bias) gradient->results[2] = p.bias;
+    *out = p.h ? p.h : ms_tensor_retain(rows);
     return MS_OK;
 }
 

@@ -17,14 +17,22 @@ typedef struct ms_activation_args {
 /* One pass over the gradient of a linear layer's result, [rows, width] with g_row elements from row
  * to row: h = g, or g * gelu'(before) where before, which is contiguous, is not NULL; out = h
  * (contiguous, NULL: not wanted; it may be `before`); bias[width] = sums of h over the rows (NULL:
- * not wanted), f32 within 64 rows, then f64, in an order that depends on the shape only. g, before
- * and out have one dtype. */
+ * not wanted), f32 within 64 rows, then f64, in an order that depends on the shape only. most: see
+ * ms_tensor_hold_most, of h as it is stored, most_count numbers, at least
+ * ms_linear_most_count; NULL: not wanted, as always on a CPU. g, before and out have one dtype. */
 typedef struct ms_linear_gradient_args {
     const void *g, *before;
     void *out, *bias;
-    int64_t rows, width, g_row;
+    uint32_t *most;
+    int64_t rows, width, g_row, most_count;
     uint8_t dtype, bias_dtype;
 } ms_linear_gradient_args;
+
+/* One for each block of a pass: blocks have 32 columns or more, and 64 rows or all. */
+static inline int64_t ms_linear_most_count(int64_t rows, int64_t width)
+{
+    return (rows + 63) / 64 * ((width + 31) / 32);
+}
 
 /* gelu(before), contiguous, as a new tensor; before is contiguous. Caller releases. */
 ms_status ms_gelu_new(ms_engine *engine, ms_tensor *before, ms_tensor **out);

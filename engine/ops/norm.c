@@ -15,8 +15,10 @@
 
 #include "moonshard/ops.h"
 #include "ops/autocast.h"
+#include "ops/fp8.h"
 #include "ops/values.h"
 #include "tensor/op.h"
+#include "tensor/tensor.h"
 
 /* Which of the four operators it is: layer norm or RMS norm, fused with a sum or not. */
 static bool is_centered(const ms_op *op)
@@ -91,7 +93,7 @@ static ms_status check(const ms_op_call *call, ms_tensor *x, ms_tensor *residual
  * copies would lose their memory otherwise. */
 typedef struct parts {
     ms_tensor *x, *residual, *weight, *bias; /* contiguous */
-    ms_tensor *sum, *y, *mean, *scale;
+    ms_tensor *sum, *y, *mean, *scale, *most;
     ms_norm_dtypes dtypes;
 } parts;
 
@@ -105,6 +107,7 @@ static void release_parts(parts *p)
     ms_tensor_release(p->bias);
     ms_tensor_release(p->mean);
     ms_tensor_release(p->scale);
+    ms_tensor_release(p->most);
 }
 
 /* NULL stays NULL: residual, weight and bias may be absent. */
@@ -130,13 +133,24 @@ static ms_status enqueue_forward(ms_op_call *call, parts *p, int64_t rows)
     if (p->sum) args.sum = ms_tensor_data(p->sum);
     if (p->mean) args.mean = ms_tensor_data(p->mean);
     if (p->scale) args.scale = ms_tensor_data(p->scale);
+    if (p->most) args.most = ms_tensor_data(p->most);
     ms_tensor *reads[] = { p->x, p->residual, p->weight, p->bias },
-              *writes[] = { p->y, p->sum, p->mean, p->scale };
+              *writes[] = { p->y, p->sum, p->mean, p->scale, p->most };
     ms_task_cost cost = { .flops = 8.0 * (double)p->x->count,
                           .bytes = ms_tensor_bytes(p->x) + ms_tensor_bytes(p->y) };
     if (p->residual) cost.bytes += ms_tensor_bytes(p->residual) + ms_tensor_bytes(p->sum);
-    return ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_norm_forward),
-                             &args, reads, 4, writes, 4, cost);
+    ms_status status =
+        ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_norm_forward),
+                          &args, reads, 4, writes, 5, cost);
+    if (!status && p->most) ms_tensor_hold_most(p->y, p->most);
+    return status;
+}
+
+/* Whether a result's greatest size is given: products in 8 bits may read it. These take multiples
+ * of 16 rows only, so that the numbers are as many as they must be. */
+static bool gives_most(bool wanted, uint8_t dtype, int64_t rows)
+{
+    return wanted && dtype == MS_BF16 && rows > 0 && rows % MS_FP8_MULTIPLE == 0;
 }
 
 /* Outputs: y, or s and then y for the fused forms, whose s is the residual of the next block.
@@ -167,6 +181,9 @@ static ms_status norm_forward(ms_op_call *call)
     if (!status && call->record) status = ms_tensor_new(engine, MS_F32, 1, &rows, &p.scale);
     if (!status && call->record && is_centered(call->op))
         status = ms_tensor_new(engine, MS_F32, 1, &rows, &p.mean);
+    call->attributes.norm.gives_most = ms_fp8_wants_most(engine);
+    if (!status && gives_most(call->attributes.norm.gives_most, p.dtypes.y, rows))
+        status = ms_fp8_most_new(engine, rows, &p.most);
     if (!status && x->count > 0) status = enqueue_forward(call, &p, rows);
     /* In this order: what was normalized, its scale, the weight if any, the mean of layer norm
      * last. */
@@ -180,7 +197,7 @@ static ms_status norm_forward(ms_op_call *call)
 
 /* What a backward reads (owned, contiguous) and writes; results that are not needed are NULL. */
 typedef struct backward_parts {
-    ms_tensor *gradient, *sum_gradient, *dx, *narrow, *dweight, *dbias;
+    ms_tensor *gradient, *sum_gradient, *dx, *narrow, *dweight, *dbias, *most;
 } backward_parts;
 
 /* The gradient of output `index`, contiguous and owned. If none arrived, because nothing used that
@@ -229,13 +246,27 @@ static ms_status enqueue_backward(ms_op_gradient *gradient, ms_tensor *weight, b
     if (p->narrow) args.narrow = ms_tensor_data(p->narrow);
     if (p->dweight) args.dweight = ms_tensor_data(p->dweight);
     if (p->dbias) args.dbias = ms_tensor_data(p->dbias);
+    if (p->most) args.most = ms_tensor_data(p->most);
     ms_tensor *reads[] = { s, scale, mean, weight, p->gradient, p->sum_gradient },
-              *writes[] = { p->dx, p->narrow, p->dweight, p->dbias };
+              *writes[] = { p->dx, p->narrow, p->dweight, p->dbias, p->most };
     ms_task_cost cost = { .flops = 16.0 * (double)s->count,
                           .bytes = (p->sum_gradient ? 4 : 3) * ms_tensor_bytes(s) };
-    return ms_tensor_enqueue(gradient->engine,
-                             ms_engine_kernel(gradient->engine, MS_KERNEL_norm_backward), &args,
-                             reads, 6, writes, 4, cost);
+    ms_status status = ms_tensor_enqueue(
+        gradient->engine, ms_engine_kernel(gradient->engine, MS_KERNEL_norm_backward), &args, reads,
+        6, writes, 5, cost);
+    if (!status && p->most) ms_tensor_hold_most(p->narrow ? p->narrow : p->dx, p->most);
+    return status;
+}
+
+/* The gradient of 16 bits is that of a linear layer's result, if anything is. */
+static ms_status make_most(const ms_op_gradient *gradient, backward_parts *p)
+{
+    const ms_tensor *result = p->narrow ? p->narrow : p->dx;
+    if (!result) return MS_OK;
+    int64_t rows = ms_shape_count(result->dims - 1, result->shape);
+    if (!gives_most(gradient->attributes.norm.gives_most, (uint8_t)result->dtype, rows))
+        return MS_OK;
+    return ms_fp8_most_new(gradient->engine, rows, &p->most);
 }
 
 /* Formulas at the top of this file. s of the fused forms is an output too, so its own gradient is
@@ -268,9 +299,11 @@ static ms_status norm_backward(ms_op_gradient *gradient)
         status = ms_op_result(gradient, at, &p.dweight);
     if (!status && has_mean && count > at + 1 && gradient->needs[at + 1])
         status = ms_op_result(gradient, at + 1, &p.dbias);
+    if (!status) status = make_most(gradient, &p);
     if (!status) status = enqueue_backward(gradient, weight, &p);
     ms_tensor_release(p.gradient);
     ms_tensor_release(p.sum_gradient);
+    ms_tensor_release(p.most);
     if (status) {
         ms_tensor_release(p.dx);
         ms_tensor_release(p.narrow);

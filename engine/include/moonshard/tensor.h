@@ -199,8 +199,10 @@ typedef union ms_attributes {
         uint32_t count;
         int32_t dim;
     } split;
+    /* gives_most: written by forward, for backward */
     struct {
         double eps;
+        bool gives_most;
     } norm;
     /* reduction: ms_reduction; chunk: rows whose logits exist at a time in linear_cross_entropy, 0:
      * by their shape and dtype */

@@ -68,37 +68,60 @@ MS_DEVICE float add_squares(const ms_norm_args &n, const ms_row &row, const void
     return total;
 }
 
-/* get_affine(size, i, w, b) gets elements of weight and bias. */
-template <class S, class Y, class Get>
-MS_DEVICE void write_row(const ms_norm_args &n, const ms_row &row, const void *s, float mean,
-                         float scale, S s_dtype, Y y_dtype, Get get_affine)
+/* The greater of `most` and the sizes of n numbers. As integers the bits of sizes compare as the
+ * numbers do, NaN above all. */
+MS_DEVICE uint32_t greater_size(uint32_t most, const float *v, int n)
 {
+    for (int k = 0; k < n; k++) {
+        uint32_t size = ms_bits(v[k]) & 0x7fffffffu;
+        most = size > most ? size : most;
+    }
+    return most;
+}
+
+/* get_affine(size, i, w, b) gets elements of weight and bias. Returns the greatest size that the
+ * thread has written, before it is rounded: rounding keeps the order of numbers. */
+template <class S, class Y, class Get>
+MS_DEVICE uint32_t write_row(const ms_norm_args &n, const ms_row &row, const void *s, float mean,
+                             float scale, S s_dtype, Y y_dtype, Get get_affine)
+{
+    uint32_t most = 0;
     ms_walk(row, [&](auto size, int64_t i) {
         float v[size.N], w[size.N], b[size.N];
         ms_get(size, s, row.begin + i, s_dtype, v);
         get_affine(size, i, w, b);
         for (int k = 0; k < size.N; k++) v[k] = (v[k] - mean) * scale * w[k] + b[k];
         ms_put(size, n.y, row.begin + i, y_dtype, v);
+        if (n.most != NULL) most = greater_size(most, v, size.N);
     });
+    return most;
 }
-MS_DEVICE void write_norm(const ms_norm_args &n, const ms_row &row, const void *s, float mean,
-                          float scale)
+MS_DEVICE uint32_t write_norm(const ms_norm_args &n, const ms_row &row, const void *s, float mean,
+                              float scale)
 {
     const ms_norm_dtypes &d = n.dtypes;
-    if (n.weight == NULL || d.weight != d.s) {
-        write_row(n, row, s, mean, scale, d.s, d.y, [&](auto size, int64_t i, float *w, float *b) {
-            ms_get_or(size, n.weight, i, d.weight, 1.0f, w);
-            ms_get_or(size, n.bias, i, d.weight, 0.0f, b);
-        });
-        return;
-    }
+    uint32_t most = 0;
+    if (n.weight == NULL || d.weight != d.s)
+        return write_row(n, row, s, mean, scale, d.s, d.y,
+                         [&](auto size, int64_t i, float *w, float *b) {
+                             ms_get_or(size, n.weight, i, d.weight, 1.0f, w);
+                             ms_get_or(size, n.bias, i, d.weight, 0.0f, b);
+                         });
     with_dtypes(d.s, d.y, [&](auto s_dtype, auto y_dtype) {
-        write_row(n, row, s, mean, scale, s_dtype, y_dtype,
-                  [&](auto size, int64_t i, float *w, float *b) {
-                      ms_get(size, n.weight, i, s_dtype, w);
-                      ms_get_beside(size, n.bias, n.weight, i, s_dtype, 0.0f, b);
-                  });
+        most = write_row(n, row, s, mean, scale, s_dtype, y_dtype,
+                         [&](auto size, int64_t i, float *w, float *b) {
+                             ms_get(size, n.weight, i, s_dtype, w);
+                             ms_get_beside(size, n.bias, n.weight, i, s_dtype, 0.0f, b);
+                         });
     });
+    return most;
+}
+
+/* What the threads of a row have found, as it is stored. */
+MS_DEVICE void put_most(uint32_t *to, uint32_t most, uint8_t dtype, uint32_t *shared MS_CALLED)
+{
+    most = ms_block_join(most, shared, ms_greater() MS_CALLER);
+    if (THREAD_X == 0) *to = ms_bits(ms_rounded(ms_float(most), dtype));
 }
 
 /* RMS norm is the case of a mean of 0; its first pass runs only where there is a residual to add.
@@ -106,6 +129,7 @@ MS_DEVICE void write_norm(const ms_norm_args &n, const ms_row &row, const void *
 MS_KERNEL_PAIRED(norm_forward, ms_cuda_norm_call, MS_CUDA_ROW_THREADS)
 {
     MS_SHARED(float, shared, MS_WARP);
+    MS_SHARED(uint32_t, found, MS_WARP);
     const ms_norm_args &n = args.n;
     int64_t at = BLOCK_X * THREADS_Y + THREAD_Y;
     if (at >= n.rows) return;
@@ -118,7 +142,8 @@ MS_KERNEL_PAIRED(norm_forward, ms_cuda_norm_call, MS_CUDA_ROW_THREADS)
     }
     float squares = ms_block_join(add_squares(n, row, s, mean), shared, ms_plus());
     float scale = 1.0f / sqrtf(squares / (float)n.width + (float)n.eps);
-    write_norm(n, row, s, mean, scale);
+    uint32_t most = write_norm(n, row, s, mean, scale);
+    if (n.most != NULL) put_most(n.most + at, most, n.dtypes.y, found);
     if (THREAD_X == 0 && n.mean != NULL) n.mean[at] = mean;
     if (THREAD_X == 0 && n.scale != NULL) n.scale[at] = scale;
 }
@@ -167,11 +192,19 @@ MS_DEVICE void get_terms(Size size, const ms_norm_backward_args &n, const ms_row
     }
 }
 
+/* The dtype of the result whose greatest size is given. */
+MS_DEVICE uint8_t dtype_of_most(const ms_norm_backward_args &n)
+{
+    return n.narrow != NULL ? n.dtypes.narrow : n.dtypes.s;
+}
+
 /* dx = scale * (g - mean of g - h * mean of g h) + sum_gradient. */
 MS_KERNEL_PAIRED(norm_backward, ms_cuda_norm_backward_call, MS_CUDA_ROW_THREADS)
 {
     MS_SHARED(float, shared, MS_WARP);
+    MS_SHARED(uint32_t, found, MS_WARP);
     const ms_norm_backward_args &n = args.n;
+    uint32_t most = 0;
     int64_t at = BLOCK_X * THREADS_Y + THREAD_Y;
     if (at >= n.rows) return;
     const ms_row row = ms_row_of(at, n.width, args.aligned);
@@ -199,8 +232,10 @@ MS_KERNEL_PAIRED(norm_backward, ms_cuda_norm_backward_call, MS_CUDA_ROW_THREADS)
                 g[k] = (g[k] - g_mean - h[k] * gh_mean) * r.scale + add[k];
             if (n.dx != NULL) ms_put(size, n.dx, row.begin + i, s, g);
             if (n.narrow != NULL) ms_put(size, n.narrow, row.begin + i, n.dtypes.narrow, g);
+            if (n.most != NULL) most = greater_size(most, g, size.N);
         });
     });
+    if (n.most != NULL) put_most(n.most + at, most, dtype_of_most(n), found);
 }
 
 /* ------------------------------------------- backward: all gradients at once */
@@ -271,9 +306,11 @@ MS_DEVICE void join_row(float *g_sum, float *gh_sum, float *shared MS_CALLED)
     }
 }
 
-MS_DEVICE void put_dx(const ms_norm_backward_args &n, int64_t at, const columns &c, float g_mean,
-                      float gh_mean, const terms &row)
+/* Returns the greatest size that the thread has written, before it is rounded. */
+MS_DEVICE uint32_t put_dx(const ms_norm_backward_args &n, int64_t at, const columns &c,
+                          float g_mean, float gh_mean, const terms &row)
 {
+    uint32_t most = 0;
     const float scale = n.scale[at];
     ms_with_dtype(n.dtypes.s, [&](auto s) {
         float x[8] = { 0 };
@@ -282,7 +319,25 @@ MS_DEVICE void put_dx(const ms_norm_backward_args &n, int64_t at, const columns 
             (row.g[k] - g_mean - row.h[k] * gh_mean) * scale;
         if (n.dx != NULL) put_columns(n.dx, c, s, x);
         if (n.narrow != NULL) put_columns(n.narrow, c, n.dtypes.narrow, x);
+        for (int k = 0; k < 8 && n.most != NULL; k++)
+            if (k < c.left) most = greater_size(most, x + k, 1);
     });
+    return most;
+}
+
+/* What the threads have found in the block's rows: the first one's number, and 0 for the others. */
+MS_DEVICE void put_mosts(const ms_norm_backward_args &n, int64_t first, int64_t end, uint32_t most,
+                         uint32_t *found)
+{
+    int32_t thread = THREAD_Y * THREADS_X + THREAD_X, threads = THREADS_Y * THREADS_X;
+    most = ms_warp_join(most, ms_greater());
+    if (LANE == 0) found[thread / MS_WARP] = most;
+    ms_barrier();
+    most = 0;
+    for (int32_t i = 0; i < threads / MS_WARP; i++) most = found[i] > most ? found[i] : most;
+    most = ms_bits(ms_rounded(ms_float(most), dtype_of_most(n)));
+    MS_ROLLED for (int64_t row = first + thread; row < end; row += threads) n.most[row] =
+        row > first ? 0 : most;
 }
 
 /* Adds what the rows of threads hold for these columns, in their order, in f64. */
@@ -306,10 +361,12 @@ MS_KERNEL_PAIRED(norm_gradient, ms_cuda_norm_gradient_call, MS_CUDA_ROW_THREADS)
     MS_SHARED(float, halves, 2 * MS_WARP);
     MS_SHARED(double, shared, MS_CUDA_ROW_THREADS);
     MS_SHARED(float, weights, 8 * MS_CUDA_ROW_THREADS);
+    MS_SHARED(uint32_t, found, MS_WARP);
     const ms_norm_backward_args &n = args.n;
     int64_t first = BLOCK_X * args.each, end = first + args.each;
     if (end > n.rows) end = n.rows;
     columns c = { 0, (int32_t)n.width - THREAD_X * 8, args.aligned };
+    uint32_t most = 0;
     float dweight[8] = { 0 }, dbias[8] = { 0 }, *w = weights + THREAD_X * 8;
     for (int k = 0; k < 8 && THREAD_Y == 0; k++)
         w[k] = n.weight != NULL && k < c.left
@@ -335,8 +392,11 @@ MS_KERNEL_PAIRED(norm_gradient, ms_cuda_norm_gradient_call, MS_CUDA_ROW_THREADS)
         }
         join_row(&g_sum, &gh_sum, halves + turn);
         float g_mean = n.centered ? g_sum / (float)n.width : 0.0f;
-        if (is_mine) put_dx(n, at, c, g_mean, gh_sum / (float)n.width, row);
+        if (!is_mine) continue;
+        uint32_t size = put_dx(n, at, c, g_mean, gh_sum / (float)n.width, row);
+        most = size > most ? size : most;
     }
+    if (n.most != NULL) put_mosts(n, BLOCK_X * args.each, end, most, found);
     double *partial = args.partial + 2 * BLOCK_X * n.width;
     put_sums(n, THREAD_X * 8, dweight, partial, shared);
     put_sums(n, THREAD_X * 8, dbias, partial + n.width, shared);

@@ -8,6 +8,7 @@
 #include "exec/stream.h"
 #include "moonshard/ops.h"
 #include "moonshard/tensor.h"
+#include "ops/cuda/fp8.h"
 #include "ops/cuda/matmul.h"
 #include "ops/values.h"
 #include "tensor/op.h"
@@ -700,6 +701,65 @@ static void test_fp8(void **state)
     assert_int_equal(warnings, 0);
 }
 
+/* How many numbers the kernel that finds greatest sizes has read. */
+static int64_t most_read;
+static stand_in_kernel *most_kernel;
+static void count_most(const void *arguments, const unsigned blocks[3], const unsigned threads[3],
+                       unsigned shared_bytes)
+{
+    const ms_cuda_fp8_encode_call *call = arguments;
+    most_read += call->e.rows * call->e.columns;
+    most_kernel(arguments, blocks, threads, shared_bytes);
+}
+
+/* A layer in fp8 after a norm, forward and backward; of gelu, with a bias. copied: between the two
+ * there is a copy, of which nothing is known. Answers what was read for greatest sizes. */
+static int64_t read_for_most(ms_engine *engine, int64_t rows, bool gelu, bool bias, bool copied)
+{
+    ms_tensor *x = ones(engine, rows, 48), *y = NULL, *copy = NULL;
+    layer l = { .op = &ms_op_linear, .gelu = gelu, .bias = bias, .record = true };
+    l.in[1] = ones(engine, 32, 48);
+    l.in[2] = l.homes[2] = bias ? numbers(engine, 1, 32, 0, 3) : NULL;
+    l.g = ones(engine, rows, 32);
+    ms_engine_set_autocast(engine, MS_BF16);
+    ms_engine_set_fp8(engine, MS_FP8_ON);
+    OK(ms_op_apply(engine, &ms_op_rms_norm, NULL, false, &x, 1, &y, 1));
+    OK(ms_copy_new(engine, y, &copy));
+    l.in[0] = copied ? copy : y;
+    OK(ms_engine_sync(engine));
+    most_read = 0;
+    step_layer(engine, &l, false);
+    OK(ms_engine_sync(engine));
+    ms_engine_set_fp8(engine, MS_FP8_OFF);
+    ms_engine_set_autocast(engine, MS_F32);
+    ms_tensor *all[] = { x, y, copy, l.in[1], l.in[2], l.g };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) ms_tensor_release(all[i]);
+    return most_read;
+}
+
+/* The kernel that finds greatest sizes reads what no kernel of ours has written or passed over, and
+ * the numbers that were given only where these are many. */
+static void test_greatest_sizes(void **state)
+{
+    (void)state;
+    int warnings = 0;
+    struct counted most;
+    ms_engine *engine = engine_with_log(&warnings);
+    count_kernel(&most, "fp8_most", "fp8_most_bytes", count_most);
+    most_kernel = most.kernel;
+    const int64_t weight = 32 * 48;
+    for (int64_t rows = 64; rows <= 1600; rows *= 25) {
+        int64_t x = rows * 48, g = rows * 32, given = rows > 528 ? rows : 0;
+        assert_int_equal(read_for_most(engine, rows, false, false, false), weight + g + given);
+        assert_int_equal(read_for_most(engine, rows, false, false, true), weight + g + x);
+        assert_int_equal(read_for_most(engine, rows, false, true, false), weight + given);
+        assert_int_equal(read_for_most(engine, rows, true, false, false), weight + given);
+        assert_int_equal(read_for_most(engine, rows, true, true, true), weight + x);
+    }
+    ms_engine_free(engine);
+    assert_int_equal(warnings, 0);
+}
+
 /* A GPU before 8.9 multiplies them where it is asked to emulate. */
 static void test_fp8_of_an_older_gpu(void **state)
 {
@@ -820,6 +880,7 @@ int main(void)
         cmocka_unit_test(test_gelu_gradient),
         cmocka_unit_test(test_choices_of_extras),
         cmocka_unit_test(test_fp8),
+        cmocka_unit_test(test_greatest_sizes),
         cmocka_unit_test(test_fp8_of_an_older_gpu),
         cmocka_unit_test(test_extras_repeat),
         cmocka_unit_test(test_limit),
