@@ -39,7 +39,8 @@ local H200 <const> = {
     optimizer = { bytes = 0.75 },
     add = { bytes = 0.85 },
     cast = { bytes = 0.60 },
-    -- It reads its operand twice, and also writes the transpose.
+    -- It reads its operand twice, unless a kernel has given the greatest size of it; it also writes
+    -- the transpose.
     ["fp8 encode"] = { bytes = 0.60 },
     ["fp8 span most"] = { bytes = 0.70 },
     ["fp8 span encode"] = { bytes = 0.60 },
