@@ -17,6 +17,7 @@
 
 #include "moonshard/ops.h"
 #include "ops/autocast.h"
+#include "ops/fp8.h"
 #include "tensor/op.h"
 #include "ops/values.h"
 #include "ops/sum_to.h"
@@ -54,7 +55,8 @@ enum {
     BOUNDS = 16,      /* scalar.value and high, where has_low and has_high */
     USES_NUMBER = 32, /* scalar.value is an operand or an exponent */
     MASK0 = 64,       /* input 0 is a bool mask, not one of the operands that share a dtype */
-    MASK1 = 128       /* the same for input 1 */
+    MASK1 = 128,      /* the same for input 1 */
+    MOST = 256        /* on a GPU the kernels give the greatest size of results: see ops/fp8.h */
 };
 
 /* How the gradient of one input is computed: a kernel and its operands. Operands are those of the
@@ -67,7 +69,9 @@ typedef struct gradient_part {
  * filling up. `save` decides the positions S0 to S2 of backward: the first saved tensor is S0,
  * whichever input it is. */
 typedef struct elementwise_rule {
-    uint8_t kernel, operands[3], flags, save;
+    uint8_t kernel, operands[3];
+    uint16_t flags;
+    uint8_t save;
     /* Of each input; MS_KERNEL_cast of G passes the gradient on as it is. */
     gradient_part backward[3];
 } elementwise_rule;
@@ -159,7 +163,7 @@ SMOOTH(maximum, 2, 2, MS_KERNEL_maximum, { IN0, IN1 }, WHOLE, SAVE0 | SAVE1,
        { BACK(maximum_backward, S0, S1, G), BACK(maximum_backward, S1, S0, G) })
 SMOOTH(minimum, 2, 2, MS_KERNEL_minimum, { IN0, IN1 }, WHOLE, SAVE0 | SAVE1,
        { BACK(minimum_backward, S0, S1, G), BACK(minimum_backward, S1, S0, G) })
-SMOOTH(swiglu, 2, 2, MS_KERNEL_swiglu, { IN0, IN1 }, 0, SAVE0 | SAVE1,
+SMOOTH(swiglu, 2, 2, MS_KERNEL_swiglu, { IN0, IN1 }, MOST, SAVE0 | SAVE1,
        { BACK(swiglu, G, S1), BACK(swiglu_backward, S0, S1, G) })
 COMPARE(eq, TRUTH)
 COMPARE(ne, TRUTH)
@@ -398,6 +402,8 @@ static ms_status run_forward(ms_op_call *call, const elementwise_rule *rule)
     ms_elementwise run = { .kernel = (ms_kernel)rule->kernel,
                            .value = is_operand ? 1 : number,
                            .high = call->attributes.scalar.high };
+    if ((rule->flags & MOST) && dtype == MS_BF16)
+        run.gives_most = call->attributes.scalar.gives_most = ms_fp8_wants_most(call->engine);
     for (; run.count < 3 && rule->operands[run.count] != NONE; run.count++) {
         uint32_t which = rule->operands[run.count];
         bool tensor = which != N && which - IN0 < call->input_count;
@@ -423,7 +429,8 @@ static ms_status backward_part(const ms_op_gradient *gradient, const elementwise
     bool scaled = rule->flags & (FACTOR | BOUNDS) || part->kernel == MS_KERNEL_pow_backward;
     ms_elementwise run = { .kernel = (ms_kernel)part->kernel,
                            .value = scaled ? number : 1,
-                           .high = gradient->attributes.scalar.high };
+                           .high = gradient->attributes.scalar.high,
+                           .gives_most = gradient->attributes.scalar.gives_most };
     bool pass = run.kernel == MS_KERNEL_cast || (run.kernel == MS_KERNEL_add && number == 1);
     if (pass) {
         *out = ms_tensor_retain(gradient->gradients[0]);

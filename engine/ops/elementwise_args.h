@@ -17,12 +17,19 @@
     K(mul) K(maximum) K(minimum) K(eq) K(ne) K(lt) K(le) K(gt) K(ge) K(addcmul) K(where)
 /* clang-format on */
 
+/* So many numbers hold the greatest size of a result, one for each block of a kernel: a multiple of
+ * 16. */
+#define MS_ELEMENTWISE_MOST 2112
+
 /* Task arguments. Operand 0 of the loop is the result. `out` may be one of the inputs in the same
- * window; other overlaps have been copied away. */
+ * window; other overlaps have been copied away. most: see ms_tensor_hold_most, of the result,
+ * MS_ELEMENTWISE_MOST numbers; NULL: not wanted, as always on a CPU and of kernels other than
+ * swiglu and swiglu_backward. */
 typedef struct ms_elementwise_args {
     ms_loop loop;
     void *out;
     const void *in[3];
+    uint32_t *most;
     double number;      /* operands of dtype MS_NUMBER */
     double value, high; /* parameters of the kernel */
     uint8_t kernel, operands, out_dtype, in_dtype[3];
@@ -36,12 +43,14 @@ typedef struct ms_operand {
     double number;
 } ms_operand;
 
-/* A call: kernel, operands that broadcast to the result, parameters. */
+/* A call: kernel, operands that broadcast to the result, parameters. gives_most: the kernel gives
+ * the greatest size of the result, which keeps it. */
 typedef struct ms_elementwise {
     ms_kernel kernel;
     ms_operand operands[3];
     uint32_t count;
     double value, high;
+    bool gives_most;
 } ms_elementwise;
 
 #endif

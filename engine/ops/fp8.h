@@ -18,10 +18,10 @@
  * of a tensor that are called spans, each with a scale of its own.
  *
  * On a GPU some kernels give the greatest size of what they pass over, so that an encode need not
- * read it once more (ms_tensor_hold_most): norms that of their result and, for layers without a
- * bias, of the gradient that they pass on; the pass over a linear layer's gradient that of its
- * result. Products of libraries, attention, rotary and elementwise kernels give none, and no
- * kernel of a CPU does: there an encode reads its operand twice.
+ * read it once more (ms_tensor_hold_most): norms and swiglu that of their result and, for layers
+ * without a bias, of the gradients that they pass on; the pass over a linear layer's gradient that
+ * of its result. Products of libraries, attention, rotary and other elementwise kernels give none,
+ * and no kernel of a CPU does: there an encode reads its operand twice.
  *
  * Invariants
  * - A code represents its number times `scale`, a power of two. So scaling is exact, before the

@@ -6,6 +6,7 @@
 #include "ops/backend.h"
 #include "ops/copy_args.h"
 #include "tensor/op.h"
+#include "tensor/tensor.h"
 
 /* ------------------------------------------------------------------ windows */
 
@@ -242,6 +243,26 @@ static bool is_turned(const ms_tensor *out, const ms_tensor *operand)
     return false;
 }
 
+/* One task; `out` keeps its greatest size, if that is asked for. */
+static ms_status enqueue_elementwise(ms_engine *engine, const ms_elementwise *call,
+                                     ms_tensor *const *operands, ms_tensor *out)
+{
+    ms_elementwise_args args;
+    ms_task_cost cost = { 0 };
+    ms_tensor *writes[] = { out, NULL };
+    ms_status status = MS_OK;
+    fill_arguments(call, operands, out, &args, &cost);
+    if (call->gives_most)
+        status = ms_tensor_new(engine, MS_I32, 1, (int64_t[]){ MS_ELEMENTWISE_MOST }, &writes[1]);
+    if (status) return status;
+    if (writes[1]) args.most = ms_tensor_data(writes[1]);
+    status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, call->kernel), &args, operands,
+                               call->count, writes, 2, cost);
+    if (!status && writes[1]) ms_tensor_hold_most(out, writes[1]);
+    ms_tensor_release(writes[1]);
+    return status;
+}
+
 /* Operands are copied first where they overlap the result in another window, or where walking them
  * is slow. A copy is held until the task is enqueued: stream order keeps its memory from being
  * reused earlier. An operand that is the same window as the result is not copied: kernels read a
@@ -259,13 +280,7 @@ ms_status ms_elementwise_into(ms_engine *engine, const ms_elementwise *call, ms_
         /* After an error it is NULL, and nothing is enqueued. */
         operands[k] = copies[k];
     }
-    if (!status) {
-        ms_elementwise_args args;
-        ms_task_cost cost = { 0 };
-        fill_arguments(call, operands, out, &args, &cost);
-        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, call->kernel), &args, operands,
-                                   call->count, &out, 1, cost);
-    }
+    if (!status) status = enqueue_elementwise(engine, call, operands, out);
     for (uint32_t k = 0; k < 3; k++) ms_tensor_release(copies[k]);
     return status;
 }

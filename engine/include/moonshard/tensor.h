@@ -172,10 +172,11 @@ typedef struct ms_rotary_scaling {
 /* Parameters of an operator that are not tensors. Fill the union with zeros, then set the member of
  * the operator's family. */
 typedef union ms_attributes {
-    /* scalar forms (value), clamp (value = low), pow, factors, eps */
+    /* scalar forms (value), clamp (value = low), pow, factors, eps; gives_most: written by forward,
+     * for backward */
     struct {
         double value, high;
-        bool has_low, has_high;
+        bool has_low, has_high, gives_most;
     } scalar;
     /* all: over everything; p: norm */
     struct {

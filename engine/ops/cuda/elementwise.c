@@ -5,6 +5,8 @@
 
 MS_CUDA_IMAGE(elementwise)
 
+_Static_assert((int)MS_CUDA_BLOCKS_MOST <= MS_ELEMENTWISE_MOST, "each block has a number");
+
 #define FLOATS(kernel) \
     [MS_KERNEL_##kernel] = { .image = ms_cuda_image_elementwise, .name = "elementwise_" #kernel },
 static const ms_cuda_kernel floats[MS_ELEMENTWISE_COUNT] = { MS_ELEMENTWISE_KERNELS(FLOATS) };

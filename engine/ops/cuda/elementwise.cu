@@ -145,47 +145,82 @@ MS_DEVICE void read_chunk(const ms_cuda_elementwise_call &args, int k, int64_t a
 
 /* ------------------------------------------------------------------------ run */
 
-template <int operands, class T, class F>
-MS_DEVICE void run_chunk(const ms_cuda_elementwise_call &args, const int64_t at[4], F f, T v, T h)
+/* What becomes of results beside being written: nothing; or the greatest size of a thread's, before
+ * they are rounded, which keeps the order of numbers. As integers the bits of sizes compare as the
+ * numbers do, NaN above all. */
+struct no_most {
+    template <class T> MS_DEVICE_MEMBER void see(T) {}
+};
+struct thread_most {
+    uint32_t most;
+    MS_DEVICE_MEMBER void see(float x)
+    {
+        uint32_t size = ms_bits(x) & 0x7fffffffu;
+        most = size > most ? size : most;
+    }
+};
+
+template <int operands, class T, class F, class Seen>
+MS_DEVICE void run_chunk(const ms_cuda_elementwise_call &args, const int64_t at[4], F f, T v, T h,
+                         Seen &seen)
 {
     T a[8], b[8] = { 0 }, c[8] = { 0 };
     read_chunk(args, 0, at[1], a);
     if (operands > 1) read_chunk(args, 1, at[2], b);
     if (operands > 2) read_chunk(args, 2, at[3], c);
     MS_UNROLL for (int j = 0; j < 8; j++) a[j] = f(a[j], b[j], c[j], v, h);
+    MS_UNROLL for (int j = 0; j < 8; j++) seen.see(a[j]);
     put_chunk(args.e.out, at[0], args.e.out_dtype, a);
 }
-template <int operands, class T, class F>
-MS_DEVICE void run_one(const ms_elementwise_args &e, const int64_t at[4], F f, T v, T h)
+template <int operands, class T, class F, class Seen>
+MS_DEVICE void run_one(const ms_elementwise_args &e, const int64_t at[4], F f, T v, T h, Seen &seen)
 {
     T a, b = 0, c = 0;
     read_one(e, 0, at[1], &a);
     if (operands > 1) read_one(e, 1, at[2], &b);
     if (operands > 2) read_one(e, 2, at[3], &c);
-    write_one(e, at[0], f(a, b, c, v, h));
+    a = f(a, b, c, v, h);
+    seen.see(a);
+    write_one(e, at[0], a);
 }
 
-template <int operands, class T, class F>
-MS_DEVICE void run(const ms_cuda_elementwise_call &args, F f, T v, T h)
+template <int operands, class T, class F, class Seen>
+MS_DEVICE void run(const ms_cuda_elementwise_call &args, F f, T v, T h, Seen &seen)
 {
     MS_ROLLED for (int64_t unit = GRID_FIRST; unit < args.units; unit += GRID_STEP)
     {
         int64_t at[4];
         find_unit(args, unit, operands, at);
-        if (unit < args.chunks) run_chunk<operands>(args, at, f, v, h);
-        else run_one<operands>(args.e, at, f, v, h);
+        if (unit < args.chunks) run_chunk<operands>(args, at, f, v, h, seen);
+        else run_one<operands>(args.e, at, f, v, h, seen);
     }
 }
 /* Floats are computed in f32, and rounded once to the result's dtype. */
 template <int operands, class F>
 MS_DEVICE void run_floats(const ms_cuda_elementwise_call &args, F f)
 {
-    run<operands>(args, f, (float)args.e.value, (float)args.e.high);
+    no_most seen;
+    run<operands>(args, f, (float)args.e.value, (float)args.e.high, seen);
+}
+/* The same, and the greatest size of what the block has written, as it is stored; numbers that no
+ * block has are 0. */
+template <int operands, class F>
+MS_DEVICE void run_for_most(const ms_cuda_elementwise_call &args, F f, uint32_t *shared)
+{
+    const ms_elementwise_args &e = args.e;
+    thread_most seen = { 0 };
+    run<operands>(args, f, (float)e.value, (float)e.high, seen);
+    if (e.most == NULL) return;
+    uint32_t most = ms_block_join(seen.most, shared, ms_greater());
+    if (THREAD_X == 0) e.most[BLOCK_X] = ms_bits(ms_rounded(ms_float(most), e.out_dtype));
+    MS_ROLLED for (int64_t i = BLOCK_X + (THREAD_X + 1) * BLOCKS_X; i < MS_ELEMENTWISE_MOST;
+                   i += THREADS_X * BLOCKS_X) e.most[i] = 0;
 }
 /* Integers are computed in i64, modulo 2^64. */
 template <int operands, class F> MS_DEVICE void run_whole(const ms_cuda_elementwise_call &args, F f)
 {
-    run<operands>(args, f, ms_whole(args.e.value), ms_whole(args.e.high));
+    no_most seen;
+    run<operands>(args, f, ms_whole(args.e.value), ms_whole(args.e.high), seen);
 }
 
 /* ------------------------------------------------------------------ functions */
@@ -260,6 +295,13 @@ MS_DEVICE int64_t clamped(int64_t value, int64_t low, int64_t high)
     {                                                                                  \
         run_floats<operands>(args, name##_float());                                    \
     }
+#define FLOATS_FOR_MOST(operands, name, formula)                                  \
+    FUNCTION(name, float, formula)                                                \
+    MS_KERNEL_IN(elementwise_##name, ms_cuda_elementwise_call, 256, 7 - operands) \
+    {                                                                             \
+        MS_SHARED(uint32_t, shared, MS_WARP);                                     \
+        run_for_most<operands>(args, name##_float(), shared);                     \
+    }
 #define WHOLE(operands, name, formula)                                \
     FUNCTION(name, int64_t, formula)                                  \
     MS_KERNEL_FREE_IN(whole_##name, ms_cuda_elementwise_call, 256, 4) \
@@ -303,7 +345,7 @@ FLOATS(2, scaled_mul, v *(a *b))
 FLOATS(2, scaled_div, v *(a / b))
 FLOATS(2, maximum, greatest(a, b))
 FLOATS(2, minimum, least(a, b))
-FLOATS(2, swiglu, a *(b *ms_sigmoid(b)))
+FLOATS_FOR_MOST(2, swiglu, a *(b *ms_sigmoid(b)))
 FLOATS(2, eq, truth(a == b))
 FLOATS(2, ne, truth(a != b))
 FLOATS(2, lt, truth(a < b))
@@ -331,7 +373,7 @@ FLOATS(2, clamp_backward, v <= a && a <= h ? b : 0.0f)
 FLOATS(3, div_backward, -v *a *(b / c) / c)
 FLOATS(3, maximum_backward, a < b ? 0.0f : a == b ? 0.5f * c : c)
 FLOATS(3, minimum_backward, b < a ? 0.0f : a == b ? 0.5f * c : c)
-FLOATS(3, swiglu_backward, c *a *silu_slope(b))
+FLOATS_FOR_MOST(3, swiglu_backward, c *a *silu_slope(b))
 FLOATS(2, lerp_backward, a - a * b)
 FLOATS(3, difference_mul, c *(b - a))
 FLOATS(3, p_norm_backward, c *p_norm_slope(a, b, v))

@@ -353,6 +353,58 @@ static void test_gradients_of_norms(void **state)
             }
 }
 
+/* swiglu: its result, and both gradients. `a` may be a row for all. */
+static void check_swiglu(int64_t rows, int64_t width, bool repeats, bool in_fp8, bool in_place)
+{
+    ms_tensor *in[] = { tensor_of(engine, MS_BF16, DIMS(rows, width), NULL),
+                        tensor_of(engine, MS_BF16, DIMS(repeats ? 1 : rows, width), NULL) },
+              *out = NULL, *g = tensor_of(engine, MS_BF16, DIMS(rows, width), NULL),
+              *results[2] = { NULL };
+    ms_tensor_info infos[] = { info_from(in[0]), info_from(in[1]) }, made = info_from(g);
+    ms_op_call call = { .engine = engine,
+                        .op = &ms_op_swiglu,
+                        .inputs = in,
+                        .input_count = 2,
+                        .outputs = &out,
+                        .output_count = 1,
+                        .in_place = in_place,
+                        .record = true };
+    if (in_fp8) set_fp8(true);
+    assert_ok(engine, ms_op_run(&call));
+    set_fp8(false);
+    check_given(out, in_fp8);
+    ms_op_gradient gradient = { .engine = engine,
+                                .op = call.op,
+                                .attributes = call.attributes,
+                                .saved = call.saved,
+                                .saved_count = call.saved_count,
+                                .inputs = infos,
+                                .input_count = 2,
+                                .outputs = &made,
+                                .gradients = &g,
+                                .output_count = 1,
+                                .results = results,
+                                .needs = (bool[]){ true, true } };
+    assert_ok(engine, call.op->backward(&gradient));
+    check_given(results[0], in_fp8);
+    if (!repeats) check_given(results[1], in_fp8);
+    ms_op_drop_saved(&call);
+    ms_tensor *all[] = { in[0], in[1], out, g, results[0], results[1] };
+    release_all(all, COUNT(all));
+}
+
+static void test_swiglu(void **state)
+{
+    (void)state;
+    static const int64_t shapes[][2] = { { 16, 16 }, { 48, 80 }, { 64, 20 }, { 336, 80 } };
+    for (size_t s = 0; s < COUNT(shapes); s++) {
+        check_swiglu(shapes[s][0], shapes[s][1], false, true, false);
+        check_swiglu(shapes[s][0], shapes[s][1], true, true, false);
+        check_swiglu(shapes[s][0], shapes[s][1], false, true, true);
+    }
+    check_swiglu(48, 80, false, false, false);
+}
+
 /* The pass over a linear layer's gradient, at any address and with rows that are apart. */
 static void check_pass(int64_t rows, int64_t width, int64_t gap, int64_t at, bool gelu, bool bias)
 {
@@ -407,6 +459,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_not_wanted, setup, teardown),
         cmocka_unit_test_setup_teardown(test_memory, setup, teardown),
         cmocka_unit_test_setup_teardown(test_gradients_of_norms, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_swiglu, setup, teardown),
         cmocka_unit_test_setup_teardown(test_passes, setup, teardown),
     };
     return cmocka_run_group_tests_name("fp8_most", tests, NULL, NULL);
