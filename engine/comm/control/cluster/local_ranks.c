@@ -253,8 +253,8 @@ void ms_cluster_await_others(ms_rendezvous *rendezvous)
     await_others((ms_rank_replication *)ms_shm_files_of(rendezvous)->replication, MS_FINISHED);
 }
 
-/* Where MPI_Finalize hangs on one rank, it does on all: rank 0 tells the user. Whether it has, or
- * has come to its end. */
+/* Where MPI_Finalize hangs on one rank, it does on all, or fails once some have left: rank 0 tells
+ * the user. Whether it has, or has come to its end. */
 static bool rank_0_tells(ms_rank_replication *own)
 {
     ms_control_file *control = own->files->control;
@@ -281,7 +281,7 @@ static void close_mpi(ms_rank_replication *own)
     ms_activity *activity = &control->lines[own->rank].activity;
     ms_activity_begin(activity);
     ms_status status = ms_mpi_close(&own->context, own->files->mpi, &control->aborted);
-    if (status && !(status == MS_ERROR_TIMEOUT && rank_0_tells(own)))
+    if (status && !rank_0_tells(own))
         ms_log(&own->context, MS_LOG_WARN, "%s on host %s; all ranks had done their work",
                own->context.error.message, control->node_names[control->node_of[own->rank]]);
     ms_activity_end(activity);

@@ -138,11 +138,16 @@ static int progress(void *memory)
                 MPI_STATUS_IGNORE);
 }
 
+/* A process that leaves while MPI_Finalize hangs is an error there for the others, whose work is
+ * done: it must not end them. */
 static int end(void *memory)
 {
     ms_mpi_state *state = memory;
     int code = CALL(state, MPI_Comm_free, &state->world);
-    if (!code && !state->initialized_by_others) code = CALL(state, MPI_Finalize);
+    if (state->initialized_by_others) return code;
+    if (!code) code = MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    if (!code) code = MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
+    if (!code) code = CALL(state, MPI_Finalize);
     return code;
 }
 
