@@ -392,6 +392,8 @@ static void describe_counts(const ms_group *group, const ms_collective *c, ms_co
     else if (c->counts) args->counts_hash = 1;
     else if (c->kind == MS_ALL_REDUCE && c->out) args->counts_hash = 2;
     else if (args->dtype != args->memory) args->counts_hash = 3;
+    else if (ms_kind_is_pair(args->kind) && c->label && *c->label)
+        args->counts_hash = ms_hash(c->label, strlen(c->label), 0) | 1;
     for (uint32_t m = 0; c->kind == MS_ALL_TO_ALL && c->counts && m < group->size; m++)
         if ((uint64_t)c->counts[m] > args->value) args->value = (uint64_t)c->counts[m];
 }

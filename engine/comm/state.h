@@ -150,7 +150,7 @@ typedef struct ms_comm_args {
      * longer of in and out */
     uint64_t number, count;
     uint64_t turn; /* of a send or recv: its place among this rank's in its direction, from 1 */
-    uint64_t counts_hash; /* what must agree beside the call; 0: no counts */
+    uint64_t counts_hash; /* what must agree beside the call, of a pair its label; 0: nothing */
     uint64_t order; /* calls before of all groups around this one: all members have made the same */
     char *in, *out;
     const int64_t *counts, *receive_counts; /* kept by the membership until the task is done */

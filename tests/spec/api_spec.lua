@@ -200,6 +200,8 @@ describe("the annotations", function()
   local takes = {
     ["ms.Codec.encode"] = on("ms.Codec", "encode", x),
     ["ms.DDP.join"] = function(o) ddp:join(o, nothing) end,
+    ["ms.Group.send"] = on("ms.Group", "send", x, 0),
+    ["ms.Group.recv"] = on("ms.Group", "recv", x, 0),
     ["ms.FSDP.join"] = function(o) fsdp:join(o, nothing) end,
     ["ms.FSDP.summon"] = function(o) fsdp:summon(o, nothing) end,
     ["ms.FSDP.set_reshard"] = function(o) fsdp:set_reshard(o) end,

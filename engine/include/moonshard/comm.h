@@ -218,7 +218,7 @@ MS_API bool ms_reduce_op_find(const char *name, ms_reduce_op *out);
  * Ranks must agree in kind, op, dtype, count, counts, root, bucket, group, channel, the number of
  * calls before, and whether all_reduce has an out and rounds. They may differ in factor, label,
  * script line, restore, stream, and in the memory of their tensors. A send and its recv agree in
- * dtype, count and group. They are numbered for each pair of ranks and direction, and run on
+ * dtype, count, label and group. They are numbered for each pair of ranks and direction, and run on
  * streams of their own, so that a send waits for no collective and no recv.
  *
  * NCCL differs in four points. It does not reduce u16, and rounds nothing on its way (MS_F32 is the
@@ -243,7 +243,8 @@ typedef struct ms_collective {
     /* Index for messages and the ledger, or -1. Below -1: a number of the caller that ranks agree
      * in and that no message shows. */
     int32_t bucket;
-    const char *label;   /* for messages ("blocks.4"), or NULL; copied */
+    /* For messages ("blocks.4"), or NULL; copied. Both ranks of send and recv give the same. */
+    const char *label;
     uint64_t timeout_ns; /* 0: the job's */
     /* 0, or the number of memory that stays where it is (ms_group_fixed_address). Whether two calls
      * have the same number, and whether their tensors then are in the same memory, is the same on

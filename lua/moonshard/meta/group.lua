@@ -115,22 +115,26 @@
 ---@field scatter fun(self, t: ms.Tensor, root: integer, counts?: integer[]): ms.Future
 -- between two ranks
 --- Sends t to a rank of the group. Sends and receives of a pair of ranks match in order. Value: t.
+--- It has no gradient: raises if t requires one while gradients are recorded. label (at most 31
+--- bytes): what travels, such as "F3" for the third microbatch. Both sides give the same label, or
+--- none: others end the job with an error that names both calls, as other dtypes and lengths do.
+--- Traces, reports and `moonshard check` show it.
 --- ```lua
 --- local world, t = ms.world(), ms.ones { 2 }
 --- if world:size() > 1 and world:rank() == 0 then world:send(t, 1) end
 --- if world:rank() == 1 then world:recv(t, 0):value() end
 --- t --> { 1.0, 1.0 }
 --- ```
----@field send fun(self, t: ms.Tensor, to: integer): ms.Future
+---@field send fun(self, t: ms.Tensor, to: integer, options?: { label?: string }): ms.Future
 --- Receives into t, in place, from a rank of the group. Value: t. It has no gradient: raises if t
---- requires one while gradients are recorded.
+--- requires one while gradients are recorded. label: as in `send`.
 --- ```lua
 --- local world, t = ms.world(), ms.zeros { 2 }
 --- if world:size() > 1 and world:rank() == 0 then world:send(ms.ones { 2 }, 1) end
 --- if world:rank() == 1 then world:recv(t, 0):value() end -- there t is { 1.0, 1.0 } then
 --- t --> { 0.0, 0.0 }
 --- ```
----@field recv fun(self, t: ms.Tensor, from: integer): ms.Future
+---@field recv fun(self, t: ms.Tensor, from: integer, options?: { label?: string }): ms.Future
 -- all ranks
 --- **blocks** until all ranks of the group have called it.
 --- ```lua

@@ -11,8 +11,8 @@ local Group = core.group_methods
 -- Enqueues a collective and returns the future of its result. source: the tensor on which the
 -- result depends, if gradients are recorded.
 local function run(self, kind, t, out, value, more, source)
-  local stream = self:_enqueue(kind, t, out, more.op, more.root, more.counts, more.receive, nil,
-    source)
+  local stream = self:_enqueue(kind, t, out, more.op, more.root, more.counts, more.receive,
+    more.label, source)
   return future.new(value, stream)
 end
 
@@ -92,7 +92,7 @@ local function in_place(self, kind, t, more)
 end
 
 -- What is received does not depend on what t was computed from, and nothing flows back to where it
--- came from.
+-- came from, nor to where it was sent from.
 local function refuse_recorded(what, t)
   if core.is_recording() and t:requires_grad() then
     core.raise(("%s has no gradient, and the tensor requires one: call it inside ms.no_grad, or \z
@@ -243,28 +243,41 @@ function Group:scatter(t, root, counts)
   end)
 end
 
+-- Reports have room for so many bytes.
+local LABEL <const> = 31
+
+-- What send and recv have in common: the options of the call.
+local function pair_of(what, t, name, rank, options)
+  check(t, what)
+  check_rank(what, name, rank)
+  refuse_recorded(what, t)
+  options = options_of.check(what, options, { label = "string" })
+  if options.label and #options.label > LABEL then
+    core.raise(("%s: label '%s' has %d bytes, and %d are the most")
+      :format(what, options.label, #options.label, LABEL))
+  end
+  return { root = rank, label = options.label }
+end
+
 ---@param t ms.Tensor
 ---@param to integer
+---@param options? { label?: string }
 ---@return ms.Future
-function Group:send(t, to)
-  check(t, "send")
-  check_rank("send", "to", to)
-  return core.no_grad(function()
-    return run(self, "send", t:contiguous(), nil, t, { root = to })
-  end)
+function Group:send(t, to, options)
+  local call = pair_of("send", t, "to", to, options)
+  return core.no_grad(function() return run(self, "send", t:contiguous(), nil, t, call) end)
 end
 
 ---@param t ms.Tensor
 ---@param from integer
+---@param options? { label?: string }
 ---@return ms.Future
-function Group:recv(t, from)
-  check(t, "recv")
-  check_rank("recv", "from", from)
-  refuse_recorded("recv", t)
+function Group:recv(t, from, options)
+  local call = pair_of("recv", t, "from", from, options)
   return core.no_grad(function()
-    if t:is_contiguous() then return run(self, "recv", t, nil, t, { root = from }) end
+    if t:is_contiguous() then return run(self, "recv", t, nil, t, call) end
     local whole = t:contiguous()
-    local stream = self:_enqueue("recv", whole, nil, nil, from)
+    local stream = self:_enqueue("recv", whole, nil, nil, from, nil, nil, call.label)
     stream:run(function() t:copy_(whole) end)
     return future.new(t, stream)
   end)

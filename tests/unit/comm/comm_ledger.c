@@ -26,6 +26,7 @@ typedef enum difference {
     CHANNEL,
     PEER_COUNT,
     PEER_DTYPE,
+    PEER_LABEL,
     /* ranks that leave */
     DROPPED,
     TWICE,
@@ -33,12 +34,12 @@ typedef enum difference {
     PEER_MISSING,
     NONE
 } difference;
-static const char *const names[] = { "kind",    "dtype",      "count",          "op",
-                                     "root",    "bucket",     "counts",         "out",
-                                     "rounded", "split list", "receive counts", "swapped",
-                                     "group",   "channel",    "peer count",     "peer dtype",
-                                     "dropped", "twice",      "early",          "peer missing",
-                                     "none" };
+static const char *const names[] = { "kind",         "dtype",      "count",          "op",
+                                     "root",         "bucket",     "counts",         "out",
+                                     "rounded",      "split list", "receive counts", "swapped",
+                                     "group",        "channel",    "peer count",     "peer dtype",
+                                     "peer label",   "dropped",    "twice",          "early",
+                                     "peer missing", "none" };
 
 typedef struct plan {
     difference what;
@@ -108,12 +109,14 @@ static ms_status make_call(rank *self, const tensors *all, ms_group *twin, const
                                 NULL);
     }
     if (number != THE_CALL) return ms_group_enqueue(self->world, 1, &usual, NULL);
-    if (p->what >= PEER_COUNT && p->what <= PEER_DTYPE) {
+    if (p->what >= PEER_COUNT && p->what <= PEER_LABEL) {
         ms_collective c = { .kind = self->number ? MS_RECV : MS_SEND,
                             .root = !self->number,
                             .in = all->t,
-                            .bucket = -1 };
-        if (differs) c.in = p->what == PEER_COUNT ? all->longer : all->integers;
+                            .bucket = -1,
+                            .label = differs && p->what == PEER_LABEL ? "F4" : "F3" };
+        if (differs && p->what == PEER_COUNT) c.in = all->longer;
+        if (differs && p->what == PEER_DTYPE) c.in = all->integers;
         return self->number < 2 ? ms_group_enqueue(self->world, 1, &c, NULL) : MS_OK;
     }
     if (p->what == PEER_MISSING) {
@@ -198,7 +201,7 @@ static ms_abort_record run_plan(job_kind kind, const char *layout, difference wh
 static void check_difference(const char *layout, difference what, uint32_t who)
 {
     static rank ranks[3];
-    bool pair = what == PEER_COUNT || what == PEER_DTYPE;
+    bool pair = what >= PEER_COUNT && what <= PEER_LABEL;
     /* Of two ranks that find out before their calls are launched, no call of another host tells
      * which one is right. */
     bool in_doubt = strcmp(layout, "011") == 0 && who > 0;

@@ -58,9 +58,9 @@ void ms_ledger_landed(ms_shm_rank *self, uint64_t flight)
     ms_activity_done(&line->activity);
 }
 
-/* Labels, script lines and factors may differ between ranks; everything that decides which bytes
- * move must not. The order of calls is compared as well, so two groups that share members find
- * different orders. */
+/* Labels, but those of pairs, script lines and factors may differ between ranks; everything that
+ * decides which bytes move must not. The order of calls is compared as well, so two groups that
+ * share members find different orders. */
 bool ms_ledger_agree(const ms_ledger_entry *a, const ms_ledger_entry *b)
 {
     const ms_flight *x = &a->call, *y = &b->call;
@@ -77,7 +77,8 @@ bool ms_ledger_agree(const ms_ledger_entry *a, const ms_ledger_entry *b)
 bool ms_ledger_agree_pair(const ms_ledger_entry *a, const ms_ledger_entry *b)
 {
     const ms_flight *x = &a->call, *y = &b->call;
-    return x->dtype == y->dtype && x->count == y->count && x->group == y->group;
+    return x->dtype == y->dtype && x->count == y->count && x->group == y->group
+           && a->counts_hash == b->counts_hash;
 }
 
 /* The same fields as in ms_ledger_agree and ms_ledger_agree_pair; a field that is added there must
@@ -85,7 +86,7 @@ bool ms_ledger_agree_pair(const ms_ledger_entry *a, const ms_ledger_entry *b)
 uint64_t ms_ledger_hash(const ms_comm_args *args)
 {
     if (ms_kind_is_pair(args->kind)) {
-        uint64_t pair[] = { args->dtype, args->count, args->group->id };
+        uint64_t pair[] = { args->dtype, args->count, args->group->id, args->counts_hash };
         return ms_hash(pair, sizeof pair, 0);
     }
     bool free_count = args->kind == MS_ALL_TO_ALL && args->by_counts;
