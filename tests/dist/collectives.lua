@@ -180,19 +180,20 @@ same(by_position(2 * size, function(i) return ((i - 1) % 2 + 1) * ((i - 1) // 2 
 same(by_position(size, function(i) return (rank + 1) * i end),
   gradient(function(x) return world:all_to_all(x) end, size), "of all_to_all")
 
--- What is received has nothing to do with what the tensor was computed from; a leaf stays as it is.
--- Inside no_grad, and into tensors of their own, both receive.
+-- What is received has nothing to do with what the tensor was computed from, and no gradient comes
+-- back to what is sent; a leaf stays as it is. Inside no_grad, and with tensors of their own, all do.
 if size > 1 then
   local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
   local leaf = ms.ones { 2 }:requires_grad_()
   local columns = ms.ones { 3, 2 }:requires_grad_()
   for _, t in ipairs { leaf, leaf * 1, (columns * 1):t() } do
     expect.fails(function() world:recv(t, (rank + 1) % size) end, "recv", "no gradient")
+    expect.fails(function() world:send(t, (rank + 1) % size) end, "send", "no gradient")
     expect.fails(function() world:scatter(t, 0) end, "scatter", "no gradient")
     assert((t:detach() - 1):abs():sum():item() == 0)
   end
   local h = leaf * 1
-  local on_the_way = world:send(h, (rank + 1) % size)
+  local on_the_way = world:send(h:detach(), (rank + 1) % size)
   local here = ms.zeros { 2 }
   world:recv(here, (rank - 1) % size):value()
   on_the_way:value()
