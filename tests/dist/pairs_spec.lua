@@ -1,4 +1,4 @@
--- send and recv: what both sides must agree in, and what is refused.
+-- send and recv: what both sides must agree in, and what is refused. And loops of pairs.
 local command = require "command"
 
 local folder
@@ -67,6 +67,30 @@ refused(function() world:send(t, 0, { lable = "F1" }) end)]])
       :format(("x"):rep(32)), 1, true), out)
     assert.truthy(out:find("recv: option label must be a string, not the number 3", 1, true), out)
     assert.truthy(out:find("send: unknown option 'lable': did you mean 'label'?", 1, true), out)
+  end)
+end)
+
+-- The order of keys that are strings differs between processes.
+describe("collectives in a loop", function()
+  local LOOP = [[
+local tensors = {}
+for i = 1, 40 do tensors["t" .. i] = ms.ones { i } end
+for _, t in %s(tensors) do world:all_reduce(t) end
+ms.synchronize()
+io.stdout:write "reduced\n"]]
+
+  it("of pairs end with an error that names what has one order", function()
+    local code, out, err = run("3", LOOP:format "pairs")
+    assert.falsy(out:find "reduced")
+    assert.not_equal(0, code)
+    assert.truthy(err:find("Both calls are at r.lua:5. If it is in a loop of pairs, its order \z
+      differs between ranks: that of ms.sorted_pairs does not", 1, true), err)
+  end)
+
+  it("of ms.sorted_pairs have one order", function()
+    local code, out, err = run("3", LOOP:format "ms.sorted_pairs")
+    assert.equal(0, code, err)
+    assert.equal(3, select(2, out:gsub("reduced", "")))
   end)
 end)
 

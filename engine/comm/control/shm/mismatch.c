@@ -3,6 +3,7 @@
 #include "comm/control/shm/mismatch.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "comm/control/shm/bell.h"
 #include "comm/control/shm/job_end.h"
@@ -142,6 +143,23 @@ static void take_sides(ms_shm_rank *self, const ms_comm_args *args, uint32_t mem
     }
 }
 
+/* What may be the reason, by the lines of the script that have called. */
+static void describe_causes(char *text, size_t bytes, const ms_ledger_entry calls[2], bool shown)
+{
+    const char *line = calls[0].call.script;
+    if (shown && *line && strcmp(line, calls[1].call.script) == 0)
+        snprintf(
+            text, bytes,
+            "\nBoth calls are at %.64s. If it is in a loop of pairs, its order differs between "
+            "ranks: that of ms.sorted_pairs does not",
+            line);
+    else
+        snprintf(
+            text, bytes,
+            "\nUsual causes: a call that not all ranks make (under if rank == 0), or calls in a "
+            "loop of pairs, whose order differs (ms.sorted_pairs has one order)");
+}
+
 /* The smaller side is blamed; of equal ones, the one without rank 0, or the higher rank. shown: the
  * fields of the other side's call are known. Both sides are shown in one error, because each user
  * sees the output of one rank. */
@@ -168,11 +186,7 @@ static void report_sides(ms_shm_rank *self, const ms_comm_args *args,
         snprintf(text + used, sizeof text - used,
                  "\nWith graph = true ranks make the same calls with the same "
                  "memory; " MS_COMM_GRAPHS_VARIABLE "=off launches each call by itself");
-    else if (used < sizeof text)
-        snprintf(
-            text + used, sizeof text - used,
-            "\nUsual causes: a call that not all ranks make (under if rank == 0), or calls in a "
-            "loop of pairs, whose order differs");
+    else if (used < sizeof text) describe_causes(text + used, sizeof text - used, calls, shown);
     bool equal = sides->counts[0] == sides->counts[1];
     int blamed = equal ? mine_first : sides->counts[1] < sides->counts[0];
     ms_shm_end_job(self->files, MS_ABORT_MISMATCH, (int32_t)sides->ranks[blamed][0], text);
