@@ -13,6 +13,7 @@ local RECIPES <const> = {
   gpt_bytes = SMALL,
   gpt2 = SMALL .. " bytes=true accumulate=1",
   llama = SMALL .. " bytes=true accumulate=1",
+  mnist = "steps=3 batch=10",
   ddp_by_hand = "steps=3", gpt2_hybrid = "steps=3", llama_fsdp = "steps=3",
 }
 -- These have no options, and train for some seconds. Sanitizers see them in dist.tutorials.
@@ -30,6 +31,16 @@ describe("inside of autocast", function()
   end)
   after_each(function() command.remove(folder) end)
 
+  -- What the recipe of digits reads.
+  local function write_digits()
+    local pixels = {}
+    for i = 1, 60 * 28 * 28 do pixels[i] = string.char(i * 7 % 256) end
+    command.write(folder .. "/images-idx3-ubyte",
+      "\0\0\8\3" .. (">I4I4I4"):pack(60, 28, 28) .. table.concat(pixels))
+    command.write(folder .. "/labels-idx1-ubyte",
+      "\0\0\8\1" .. (">I4"):pack(60) .. ("\0\1\2"):rep(20))
+  end
+
   local function run(recipe, dtype, ranks, options)
     command.succeed(folder, ("run run.lua -n %d %s"):format(ranks, options),
       ("RECIPE='%s/recipes/%s.lua' DTYPE=%s"):format(os.getenv "MOONSHARD_SOURCE", recipe, dtype))
@@ -38,6 +49,10 @@ describe("inside of autocast", function()
   for name, options in pairs(RECIPES) do
     for _, dtype in ipairs(command.short and { "bf16" } or { "bf16", "f16" }) do
       it(("runs the recipe %s in %s"):format(name, dtype), function()
+        if name == "mnist" then
+          write_digits()
+          options = options .. " data=."
+        end
         run(name, dtype, 2, options)
       end)
     end

@@ -1,12 +1,14 @@
 -- The examples of the reference: each runs as it is, in an empty folder, and the lines with
--- "-->" have the values that are there.
+-- "-->" have the values that are there. Inside of ms.autocast values are others, and each runs to
+-- its end.
 local command = require "command"
 local core = require "moonshard.core"
 local examples = require "examples"
 local read = require "moonshard.docs.read"
 
 -- A script that runs the examples of a file, each `{ name, code }`, and prints one line of JSON for
--- each: its name, and what is wrong or nil.
+-- each: its name, and what is wrong or nil. dtype: they run inside of ms.autocast, and no values
+-- are compared.
 local RUNNER <const> = [==[
 local list = dofile "examples.lua"
 local ms = not list.bare and require "moonshard"
@@ -30,14 +32,15 @@ end
 
 local function check(expected, value)
   local own = shown(value)
-  if own ~= expected then error(("%s, not %s"):format(own, expected), 2) end
+  if not list.dtype and own ~= expected then error(("%s, not %s"):format(own, expected), 2) end
 end
 
 local results = assert(io.open("results.jsonl", "a"))
 for _, one in ipairs(list) do
   local chunk, message = load(one.code, "=example", "t",
     setmetatable({ ms = ms or nil, check = check }, { __index = _G }))
-  if chunk then message = select(2, pcall(chunk)) end
+  if chunk and list.dtype then message = select(2, pcall(ms.autocast, list.dtype, chunk))
+  elseif chunk then message = select(2, pcall(chunk)) end
   results:write(core.json_encode { name = one.name, wrong = message and tostring(message) }, "\n")
   results:flush()
 end
@@ -47,7 +50,7 @@ local LUA <const> = arg and arg[-1] or "lua5.4"
 
 -- Runs examples in a process of their own; returns what is wrong, by name.
 local function run(folder, list)
-  local lines = { ("return { bare = %s,"):format(list.bare or false) }
+  local lines = { ("return { bare = %s, dtype = %q,"):format(list.bare or false, list.dtype) }
   for _, one in ipairs(list) do
     lines[#lines + 1] = ("{ name = %q, code = %q },"):format(one.name, examples.checked(one.code))
   end
@@ -91,6 +94,15 @@ describe("the examples of the reference", function()
       end
     end
   end
+
+  it("run in bf16", function()
+    together.dtype = "bf16"
+    local found, failed = run(folder, together), {}
+    for _, one in ipairs(together) do
+      if found[one.name] then failed[one.name] = found[one.name] end
+    end
+    assert.same({}, failed)
+  end)
 
   it("are found to be wrong where they are", function()
     local found = run(folder, {
