@@ -181,7 +181,8 @@ same(by_position(size, function(i) return (rank + 1) * i end),
   gradient(function(x) return world:all_to_all(x) end, size), "of all_to_all")
 
 -- What is received has nothing to do with what the tensor was computed from, and no gradient comes
--- back to what is sent; a leaf stays as it is. Inside no_grad, and with tensors of their own, all do.
+-- back to what is sent; a leaf stays as it is. Inside no_grad, and with tensors of their own, all
+-- send and receive.
 if size > 1 then
   local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
   local leaf = ms.ones { 2 }:requires_grad_()
