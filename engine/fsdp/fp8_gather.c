@@ -83,30 +83,16 @@ static ms_fp8_span_args spans_of(const ms_flat_param *flat, uint32_t first, bool
     return args;
 }
 
-/* Of this rank's pieces. */
-static ms_status find_most(ms_flat_param *flat, ms_tensor *shard)
+/* Finds the greatest sizes of this rank's pieces (to: NULL), or encodes them. */
+static ms_status pass_shard(ms_flat_param *flat, ms_kernel kernel, ms_tensor *shard, ms_tensor *to)
 {
     ms_engine *engine = flat->unit->fsdp->source.engine;
     ms_status status = MS_OK;
     for (uint32_t i = 0; i < flat->count && !status; i += MS_FP8_SPANS) {
         ms_fp8_span_args args = spans_of(flat, i, false);
         args.from = ms_tensor_data(shard);
-        status =
-            ms_fp8_run_spans(engine, MS_KERNEL_fp8_span_most, &args, shard, flat->fp8.most, NULL);
-    }
-    return status;
-}
-
-static ms_status encode(ms_flat_param *flat, ms_tensor *shard)
-{
-    ms_engine *engine = flat->unit->fsdp->source.engine;
-    ms_status status = MS_OK;
-    for (uint32_t i = 0; i < flat->count && !status; i += MS_FP8_SPANS) {
-        ms_fp8_span_args args = spans_of(flat, i, false);
-        args.from = ms_tensor_data(shard);
-        args.to = ms_tensor_data(flat->fp8.codes);
-        status = ms_fp8_run_spans(engine, MS_KERNEL_fp8_span_encode, &args, shard, flat->fp8.most,
-                                  flat->fp8.codes);
+        args.to = to ? ms_tensor_data(to) : NULL;
+        status = ms_fp8_run_spans(engine, kernel, &args, shard, flat->fp8.most, to);
     }
     return status;
 }
@@ -166,7 +152,7 @@ static ms_status agree_on_most(ms_flat_param *flat, ms_tensor *shard, ms_stream 
     call.op = MS_REDUCE_OP_MAX;
     call.in = fp8->most;
     call.fixed_address = fp8->most_number;
-    ms_status status = find_most(flat, shard);
+    ms_status status = pass_shard(flat, MS_KERNEL_fp8_span_most, shard, NULL);
     if (!status) status = ms_group_enqueue(flat->shards, 2, &call, &flat->gathered);
     fp8->known = !status;
     fp8->most_version = version;
@@ -224,7 +210,7 @@ ms_status ms_fp8_gather(ms_flat_param *flat, ms_tensor *shard, ms_stream *stream
     ms_status status = ms_stream_wait_users(stream, to);
     if (!status) status = agree_on_most(flat, shard, stream);
     if (!status) status = take_codes(flat, stream);
-    if (!status) status = encode(flat, shard);
+    if (!status) status = pass_shard(flat, MS_KERNEL_fp8_span_encode, shard, flat->fp8.codes);
     if (!status) status = gather_codes(flat, stream);
     if (!status) status = decode(flat, to);
     if (!status) status = drop_codes(flat);

@@ -31,16 +31,6 @@ describe("inside of autocast", function()
   end)
   after_each(function() command.remove(folder) end)
 
-  -- What the recipe of digits reads.
-  local function write_digits()
-    local pixels = {}
-    for i = 1, 60 * 28 * 28 do pixels[i] = string.char(i * 7 % 256) end
-    command.write(folder .. "/images-idx3-ubyte",
-      "\0\0\8\3" .. (">I4I4I4"):pack(60, 28, 28) .. table.concat(pixels))
-    command.write(folder .. "/labels-idx1-ubyte",
-      "\0\0\8\1" .. (">I4"):pack(60) .. ("\0\1\2"):rep(20))
-  end
-
   local function run(recipe, dtype, ranks, options)
     command.succeed(folder, ("run run.lua -n %d %s"):format(ranks, options),
       ("RECIPE='%s/recipes/%s.lua' DTYPE=%s"):format(os.getenv "MOONSHARD_SOURCE", recipe, dtype))
@@ -50,7 +40,7 @@ describe("inside of autocast", function()
     for _, dtype in ipairs(command.short and { "bf16" } or { "bf16", "f16" }) do
       it(("runs the recipe %s in %s"):format(name, dtype), function()
         if name == "mnist" then
-          write_digits()
+          command.write_digits(folder)
           options = options .. " data=."
         end
         run(name, dtype, 2, options)

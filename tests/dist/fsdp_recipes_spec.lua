@@ -52,15 +52,6 @@ local function same(expected, own)
   end
 end
 
-local function images()
-  local pixels = {}
-  for i = 1, 60 * 28 * 28 do pixels[i] = string.char(i * 7 % 256) end
-  command.write(folder .. "/images-idx3-ubyte",
-    "\0\0\8\3" .. (">I4I4I4"):pack(60, 28, 28) .. table.concat(pixels))
-  command.write(folder .. "/labels-idx1-ubyte",
-    "\0\0\8\1" .. (">I4"):pack(60) .. ("\0\1\2"):rep(20))
-end
-
 describe("shard=", function()
   it("reads given weights straight into shards, and writes them again", function()
     assert(ms.nn.llama { vocab = 256, context = 16, layers = 4, width = 32, heads = 2 }
@@ -79,7 +70,7 @@ describe("shard=", function()
   local strategies = { mnist = "hybrid_shard", ddp_by_hand = "hybrid_shard_zero2" }
   for name in pairs(recipes) do
     it(("of %s gives the losses of ddp, and saves the same model"):format(name), function()
-      images()
+      command.write_digits(folder)
       -- gpt_bytes shows samples, and runs as the manual says: processes.
       local sample = name == "gpt_bytes" and " every.sample=5" or ""
       local expected, model = train_plainly(name)

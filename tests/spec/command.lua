@@ -37,6 +37,17 @@ function command.write(path, text)
   return path
 end
 
+--- Writes 60 images of digits and their labels to a folder, for the recipe mnist.
+---@param folder string
+function command.write_digits(folder)
+  local pixels = {}
+  for i = 1, 60 * 28 * 28 do pixels[i] = string.char(i * 7 % 256) end
+  command.write(folder .. "/images-idx3-ubyte",
+    "\0\0\8\3" .. (">I4I4I4"):pack(60, 28, 28) .. table.concat(pixels))
+  command.write(folder .. "/labels-idx1-ubyte",
+    "\0\0\8\1" .. (">I4"):pack(60) .. ("\0\1\2"):rep(20))
+end
+
 -- Measuring the peak of products takes about a second, so all tests share one, in the build tree.
 local CACHE <const> = (os.getenv "MOONSHARD_BUILD" or "") .. "/tests/cache"
 
