@@ -505,6 +505,14 @@ struct ms_greater {
     }
 };
 
+/* The greater of `most` and the size of x, in bits: as integers these compare as the numbers do,
+ * NaN above all. */
+MS_DEVICE uint32_t ms_greater_size(uint32_t most, float x)
+{
+    uint32_t size = ms_bits(x) & 0x7fffffffu;
+    return size > most ? size : most;
+}
+
 /* The same result in all lanes, in an order that is fixed. */
 template <class T, class Join> MS_DEVICE T ms_warp_join(T value, Join join MS_CALLED)
 {

@@ -146,18 +146,13 @@ MS_DEVICE void read_chunk(const ms_cuda_elementwise_call &args, int k, int64_t a
 /* ------------------------------------------------------------------------ run */
 
 /* What becomes of results beside being written: nothing; or the greatest size of a thread's, before
- * they are rounded, which keeps the order of numbers. As integers the bits of sizes compare as the
- * numbers do, NaN above all. */
+ * they are rounded, which keeps the order of numbers. */
 struct no_most {
     template <class T> MS_DEVICE_MEMBER void see(T) {}
 };
 struct thread_most {
     uint32_t most;
-    MS_DEVICE_MEMBER void see(float x)
-    {
-        uint32_t size = ms_bits(x) & 0x7fffffffu;
-        most = size > most ? size : most;
-    }
+    MS_DEVICE_MEMBER void see(float x) { most = ms_greater_size(most, x); }
 };
 
 template <int operands, class T, class F, class Seen>

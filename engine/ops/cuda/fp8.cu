@@ -37,13 +37,6 @@ MS_DEVICE void get16(const ms_cuda_fp8_encode_call &args, int64_t i, Dtype dtype
 
 /* ------------------------------------------------------------------- the maximum */
 
-/* As integers the bits of sizes compare as the numbers do, NaN above all. */
-MS_DEVICE uint32_t greater_size(uint32_t most, float x)
-{
-    uint32_t size = ms_bits(x) & 0x7fffffffu;
-    return size > most ? size : most;
-}
-
 MS_KERNEL(fp8_most, ms_cuda_fp8_encode_call, 256)
 {
     MS_SHARED(uint32_t, shared, 32);
@@ -53,7 +46,7 @@ MS_KERNEL(fp8_most, ms_cuda_fp8_encode_call, 256)
         for (int64_t i = GRID_FIRST * 16; i < count; i += GRID_STEP * 16) {
             float v[16];
             get16(args, i, dtype, v);
-            MS_UNROLL for (int k = 0; k < 16; k++) most = greater_size(most, v[k]);
+            MS_UNROLL for (int k = 0; k < 16; k++) most = ms_greater_size(most, v[k]);
         }
     });
     most = ms_block_join(most, shared, ms_greater());
@@ -219,9 +212,9 @@ MS_KERNEL(fp8_span_most, ms_cuda_fp8_span_call, 256)
             [&](int64_t i) {
                 float v[16];
                 read16(s.from, i, dtype, v);
-                MS_UNROLL for (int k = 0; k < 16; k++) most = greater_size(most, v[k]);
+                MS_UNROLL for (int k = 0; k < 16; k++) most = ms_greater_size(most, v[k]);
             },
-            [&](int64_t i) { most = greater_size(most, ms_get_one(s.from, i, dtype)); });
+            [&](int64_t i) { most = ms_greater_size(most, ms_get_one(s.from, i, dtype)); });
     });
     most = ms_block_join(most, shared, ms_greater());
     if (THREAD_X == 0) args.partial[BLOCK_Y * BLOCKS_X + BLOCK_X] = most;

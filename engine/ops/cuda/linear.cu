@@ -16,13 +16,6 @@ MS_KERNEL_FREE(activation, ms_cuda_activation_call, 256)
     });
 }
 
-/* As integers the bits of sizes compare as the numbers do, NaN above all. */
-MS_DEVICE uint32_t greater_size(uint32_t most, float x)
-{
-    uint32_t size = ms_bits(x) & 0x7fffffffu;
-    return size > most ? size : most;
-}
-
 /* Some columns of a row, from element g of the gradient and `at` of the others on: the gradient
  * before the activation, which is written and added to `sum`. most: of the sizes so far, before
  * they are rounded, which keeps the order of numbers. */
@@ -39,7 +32,7 @@ MS_DEVICE void pass_row(Size size, Dtype dtype, const ms_linear_gradient_args &l
     if (l.out != NULL) ms_put(size, l.out, at, dtype, v);
     MS_UNROLL for (int k = 0; k < Size::N; k++) sum[k] += v[k];
     if (l.most == NULL) return;
-    MS_UNROLL for (int k = 0; k < Size::N; k++) *most = greater_size(*most, v[k]);
+    MS_UNROLL for (int k = 0; k < Size::N; k++) *most = ms_greater_size(*most, v[k]);
 }
 
 /* The rows of part BLOCK_Y; every eighth of them belongs to one thread. */

@@ -68,14 +68,10 @@ MS_DEVICE float add_squares(const ms_norm_args &n, const ms_row &row, const void
     return total;
 }
 
-/* The greater of `most` and the sizes of n numbers. As integers the bits of sizes compare as the
- * numbers do, NaN above all. */
+/* The greater of `most` and the sizes of n numbers. */
 MS_DEVICE uint32_t greater_size(uint32_t most, const float *v, int n)
 {
-    for (int k = 0; k < n; k++) {
-        uint32_t size = ms_bits(v[k]) & 0x7fffffffu;
-        most = size > most ? size : most;
-    }
+    for (int k = 0; k < n; k++) most = ms_greater_size(most, v[k]);
     return most;
 }
 
