@@ -2,7 +2,10 @@
 -- three small models, from the same weights and with the same batches (tests/golden/curves).
 --
 -- The distance of a run is the mean over its steps of |loss - loss in f32|. Its mean over five
--- seeds may be PyTorch's mean plus two standard errors of PyTorch's. With MOONSHARD_TEST_FULL=1 all
+-- seeds may be PyTorch's mean plus two standard errors of the difference of the two means: a run
+-- that rounds otherwise, as each instruction set does, ends with another distance for each seed. Of
+-- llama in bf16 they are 0.0005 to 0.0009 with AVX2 and with bf16 instructions, and the means over
+-- 24 seeds 0.00067 and 0.00069, with errors of 0.00002. With MOONSHARD_TEST_FULL=1 all
 -- models have five seeds, in bf16 and f16; else gpt2 has, in bf16. The others have one seed, whose
 -- distance says little and is not compared; so has each model under a sanitizer. In fp8 the
 -- language models end within 1% of bf16, in the mean over seeds.
@@ -163,15 +166,20 @@ local function golden(model, seed, dtype)
   return curves[("%s.%d.%s"):format(model, seed, dtype)]:to_table()
 end
 
+-- The mean of a list, and its standard error.
+local function mean_and_error(list)
+  local middle, square = mean(list), 0
+  for _, one in ipairs(list) do square = square + (one - middle) ^ 2 end
+  return middle, math.sqrt(square / (#list - 1) / #list)
+end
+
 -- PyTorch's distances of all seeds, their mean, and its standard error.
 local function theirs(model, dtype)
-  local list, square = {}, 0
+  local list = {}
   for i, seed in ipairs(manifest.seeds) do
     list[i] = distance(golden(model, seed, dtype), golden(model, seed, "f32"))
   end
-  local middle = mean(list)
-  for _, one in ipairs(list) do square = square + (one - middle) ^ 2 end
-  return list, middle, math.sqrt(square / (ALL - 1) / ALL)
+  return list, mean_and_error(list)
 end
 
 local function at_most(bound, found, what)
@@ -215,7 +223,11 @@ describe("training in 16 bits", function()
           assert.is_true(own[i] > 0)       -- 0: nothing was computed in 16 bits
         end
         local _, middle, error = theirs(name, dtype)
-        if all then at_most(middle + 2 * error, mean(own), "mean distance") end
+        if all then
+          for _, one in ipairs(own) do at_most(2 * middle, one, "distance of a seed") end
+          local own_middle, own_error = mean_and_error(own)
+          at_most(middle + 2 * math.sqrt(error ^ 2 + own_error ^ 2), own_middle, "mean distance")
+        end
       end)
     end
 
