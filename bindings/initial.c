@@ -12,8 +12,8 @@
 
 #define TYPE "ms.Initializer"
 
-/* core.initializer(t) -> a copy of the record; nil if t is not on "meta", or its values were made
- * in a way that is not recorded */
+/* core.initializer(t) -> a copy of the record; nil if its values were made in a way that is not
+ * recorded. Of tensors with memory, what was made while core.note_initial is on is recorded. */
 static int initializer(lua_State *L)
 {
     ms_lua_enter(L);
@@ -31,6 +31,38 @@ static int initialize(lua_State *L)
     ms_tensor *tensor = ms_lua_tensor(L, 1);
     ms_lua_ok(L, ms_initialize(luaL_checkudata(L, 2, TYPE), tensor));
     return 0;
+}
+
+/* core.note_initial(on) -> the former setting */
+static int note_initial(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    lua_pushboolean(L, ms_engine_note_initial(engine, lua_toboolean(L, 1)));
+    return 1;
+}
+
+/* core.initializer_draw(record) -> the number of its first draw; nil: nothing was drawn */
+static int initializer_draw(lua_State *L)
+{
+    uint64_t draw = 0;
+    ms_lua_enter(L);
+    if (!ms_initializer_draw(luaL_checkudata(L, 1, TYPE), &draw)) return 0;
+    lua_pushinteger(L, (lua_Integer)draw);
+    return 1;
+}
+
+/* core.moved_initializer(record, draws) -> a record of what it would have been so many draws later
+ */
+static int moved_initializer(lua_State *L)
+{
+    ms_lua_enter(L);
+    const ms_initializer *record = luaL_checkudata(L, 1, TYPE);
+    lua_Integer draws = luaL_checkinteger(L, 2);
+    ms_initializer *moved = lua_newuserdatauv(L, ms_initializer_bytes(), 0);
+    memcpy(moved, record, ms_initializer_bytes());
+    ms_initializer_move(moved, (uint64_t)draws);
+    luaL_setmetatable(L, TYPE);
+    return 1;
 }
 
 /* core.take_memory(t): for a tensor on "meta", and all that share its storage. Values must be
@@ -54,6 +86,9 @@ static int tensor_version(lua_State *L)
 }
 
 static const luaL_Reg functions[] = { { "initializer", initializer },
+                                      { "note_initial", note_initial },
+                                      { "initializer_draw", initializer_draw },
+                                      { "moved_initializer", moved_initializer },
                                       { "initialize", initialize },
                                       { "take_memory", take_memory },
                                       { "tensor_version", tensor_version },

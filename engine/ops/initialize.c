@@ -1,6 +1,7 @@
 /* initialize.c: computing the values that initial.c has recorded. */
 #include "tensor/initial.h"
 
+#include "moonshard/ops.h"
 #include "ops/values.h"
 #include "tensor/op.h"
 #include "tensor/state.h"
@@ -31,7 +32,7 @@ ms_status ms_initialize(const ms_initializer *record, ms_tensor *tensor)
 {
     ms_engine *engine = tensor->engine;
     ms_status status = MS_OK;
-    if (tensor->dtype != record->dtype || tensor->count != record->elements || !tensor->contiguous)
+    if (tensor->dtype != record->dtype || !tensor->contiguous)
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
                               "initialize: the tensor is not as the recorded one was");
     if (tensor->count == 0) return MS_OK;
@@ -52,4 +53,29 @@ ms_status ms_initialize(const ms_initializer *record, ms_tensor *tensor)
     }
     ms_tensor_release(held);
     return status;
+}
+
+/* ---------------------------------------------------------------- numbers of draws */
+
+static bool is_draw(const ms_op *op)
+{
+    return op == &ms_op_uniform || op == &ms_op_normal || op == &ms_op_randint
+           || op == &ms_op_dropout;
+}
+
+bool ms_initializer_draw(const ms_initializer *record, uint64_t *draw)
+{
+    for (uint32_t i = 0; i < record->count; i++)
+        if (is_draw(record->steps[i].op)) {
+            *draw = record->steps[i].attributes.random.random.draw;
+            return true;
+        }
+    return false;
+}
+
+/* Unsigned, so that a negative number can be added as well. */
+void ms_initializer_move(ms_initializer *record, uint64_t draws)
+{
+    for (uint32_t i = 0; i < record->count; i++)
+        if (is_draw(record->steps[i].op)) record->steps[i].attributes.random.random.draw += draws;
 }

@@ -1,4 +1,5 @@
-/* initial.c: recording how tensors on "meta" would get their values. initialize.c computes them.
+/* initial.c: recording how tensors on "meta" would get their values, and how those of modules with
+ * memory got them. initialize.c computes them.
  *
  * A record is a list of steps, each an operator with its attributes, applied in place to all
  * elements. Drawn numbers depend on the counter in the attributes and on the position only, so
@@ -65,8 +66,10 @@ ms_status ms_initializer_after(const ms_op_call *call, ms_initializer_source sou
 {
     const ms_tensor *target = call->outputs[0];
     void *memory = NULL;
+    const ms_tensor_state *state = ms_engine_get(call->engine, MS_SLOT_TENSOR);
     if (!source.begins && !source.record) return MS_OK;
-    if (!ms_tensor_is_meta(target) || !is_all_of_storage(target)) return MS_OK;
+    if (!ms_tensor_is_meta(target) && !state->notes_initial) return MS_OK;
+    if (!is_all_of_storage(target)) return MS_OK;
     ms_context *context = ms_engine_context(call->engine);
     ms_status status = ms_allocate(context, sizeof(ms_initializer), "an initializer", &memory);
     if (status) return status;
@@ -74,7 +77,6 @@ ms_status ms_initializer_after(const ms_op_call *call, ms_initializer_source sou
     if (source.record) *record = *source.record;
     else record->first = record->dtype = target->dtype;
     record->context = context;
-    record->elements = target->count;
     record->version = ms_tensor_version(target);
     bool known = extend(record, call, target);
     if (known) ms_storage_set_note(target->storage, record, free_note);
@@ -82,9 +84,6 @@ ms_status ms_initializer_after(const ms_op_call *call, ms_initializer_source sou
     return MS_OK;
 }
 
-const ms_initializer *ms_tensor_initializer(const ms_tensor *tensor)
-{
-    return ms_tensor_is_meta(tensor) ? record_of(tensor) : NULL;
-}
+const ms_initializer *ms_tensor_initializer(const ms_tensor *tensor) { return record_of(tensor); }
 
 size_t ms_initializer_bytes(void) { return sizeof(ms_initializer); }

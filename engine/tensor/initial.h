@@ -1,4 +1,4 @@
-/* initial.h: the record of how a tensor on "meta" would get its values. For initial.c, which keeps
+/* initial.h: the record of how a tensor gets its initial values. For initial.c, which keeps
  * it, and initialize.c, which uses it. */
 #ifndef MOONSHARD_TENSOR_INITIAL_H
 #define MOONSHARD_TENSOR_INITIAL_H
@@ -18,7 +18,6 @@ struct ms_initializer {
     ms_context *context;
     uint64_t version;      /* of the storage after the last step */
     ms_dtype first, dtype; /* before the casts among the steps, and after them */
-    int64_t elements;
     uint32_t count;
     ms_initializer_step steps[MS_INITIALIZER_STEPS];
 };

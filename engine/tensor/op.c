@@ -90,15 +90,17 @@ static ms_status forward_there(ms_op_call *call)
         return ms_op_refuse(call, "some are on \"meta\" and have no values, others have memory");
     /* No input at all: the engine's own setting decides. */
     if (!meta && !real) return call->op->forward(call);
+    const ms_tensor_state *state = ms_engine_get(call->engine, MS_SLOT_TENSOR);
     ms_initializer_source source = { 0 };
-    if (meta) source = ms_initializer_before(call);
+    if (meta || state->notes_initial) source = ms_initializer_before(call);
     bool before = ms_engine_set_meta(call->engine, meta != NULL);
     ms_status status = call->op->forward(call);
     ms_engine_set_meta(call->engine, before);
     return status ? status : ms_initializer_after(call, source);
 }
 
-/* As long as an engine has made no tensor on "meta", inputs are not looked at for it. After a
+/* As long as an engine has made no tensor on "meta" and notes no initial values, inputs are not
+ * looked at for them. After a
  * failure all outputs are NULL, those of an in-place call too, whose target was only retained.
  * Tasks that were enqueued before the failure run all the same; what they write is released in
  * stream order. */
@@ -108,7 +110,8 @@ ms_status ms_op_run(ms_op_call *call)
     for (uint32_t i = 0; i < call->output_count; i++) call->outputs[i] = NULL;
     ms_status status = check_inputs(call);
     if (!status && state && state->autocast != MS_F32) status = check_halves(call);
-    if (!status && state && (state->metas || state->meta)) status = forward_there(call);
+    if (!status && state && (state->metas || state->meta || state->notes_initial))
+        status = forward_there(call);
     else if (!status) status = call->op->forward(call);
     if (!status) return MS_OK;
     for (uint32_t i = 0; i < call->output_count; i++) {

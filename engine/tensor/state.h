@@ -78,6 +78,7 @@ struct ms_tensor_state {
     ms_dtype autocast;
     ms_fp8 fp8;
     bool fast_attention;
+    bool notes_initial; /* see ms_engine_note_initial */
     ms_staged *staged;
     /* readbacks: those that exist. `staged` has room for each of them, as ms_readback_free cannot
      * fail. */

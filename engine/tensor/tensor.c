@@ -165,6 +165,16 @@ ms_status ms_tensor_on(ms_storage *storage, ms_dtype dtype, uint32_t dims, const
     return ms_tensor_window(&whole, dims, shape, strides, 0, out);
 }
 
+/* As ms_engine_set_meta. */
+bool ms_engine_note_initial(ms_engine *engine, bool on)
+{
+    ms_tensor_state *state = NULL;
+    if (ms_tensor_state_of(engine, &state)) return false;
+    bool before = state->notes_initial;
+    state->notes_initial = on;
+    return before;
+}
+
 /* Returns what it was, for callers to put back; a state that cannot be made for want of memory
  * stays off. */
 bool ms_engine_set_meta(ms_engine *engine, bool on)

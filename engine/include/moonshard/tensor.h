@@ -53,6 +53,9 @@ MS_API ms_status ms_tensor_new(ms_engine *engine, ms_dtype dtype, uint32_t dims,
  * scalars. Work that writes tensors on "meta" is not enqueued; a call that needs their values is an
  * error (MS_ERROR_STATE). Returns the former setting. */
 MS_API bool ms_engine_set_meta(ms_engine *engine, bool on);
+/* While this is on, tensors with memory get a record of how their values are made, as those on
+ * "meta" do (ms_initializer). Returns the former setting. */
+MS_API bool ms_engine_note_initial(ms_engine *engine, bool on);
 MS_API bool ms_engine_makes_meta(const ms_engine *engine);
 MS_API bool ms_tensor_is_meta(const ms_tensor *tensor);
 /* A contiguous tensor at the beginning of a storage, which it retains; MS_ERROR_ARGUMENT if it does
@@ -280,15 +283,22 @@ MS_API ms_status ms_op_apply(ms_engine *engine, const ms_op *op, const ms_attrib
 
 /* How the values of a tensor on "meta" would have been made: filled or drawn, and then changed
  * element by element by operators without other tensors, copied or cast. Such steps are recorded
- * for tensors that are all of their storage, where no history is recorded. */
+ * for tensors that are all of their storage, where no history is recorded; and for tensors with
+ * memory while ms_engine_note_initial is on. */
 typedef struct ms_initializer ms_initializer;
 /* Borrowed until the tensor's storage is written or freed; NULL where the values were made in some
  * other way. It is plain memory: who keeps it copies that many bytes. */
 MS_API const ms_initializer *ms_tensor_initializer(const ms_tensor *tensor);
 MS_API size_t ms_initializer_bytes(void);
-/* Computes the values in a contiguous tensor with memory, of as many elements and the same dtype,
- * on the current stream: the bits that the recorded tensor would have had with memory. */
+/* Computes the values in a contiguous tensor with memory, of the same dtype, on the current stream:
+ * the bits that the recorded tensor would have had with memory. A tensor of another shape gets what
+ * it would have got instead: an element depends on its position among all elements alone. */
 MS_API ms_status ms_initialize(const ms_initializer *initializer, ms_tensor *tensor);
+/* Whether the values were drawn, and then the number of the first draw. */
+MS_API bool ms_initializer_draw(const ms_initializer *initializer, uint64_t *draw);
+/* Adds a number to those of all draws: the values become those that they would have been if so many
+ * draws more had come before. */
+MS_API void ms_initializer_move(ms_initializer *initializer, uint64_t draws);
 
 MS_API const char *ms_op_name(const ms_op *op);
 MS_API const ms_op *ms_op_find(const char *name); /* NULL if there is none */

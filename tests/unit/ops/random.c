@@ -260,6 +260,49 @@ static void test_mistakes_are_named(void **state)
     }
 }
 
+/* The record of a part's values makes those of a larger tensor, and those of a later draw. Other
+ * writes end it, and so it is while nothing is noted. */
+static void test_recorded_draws(void **state)
+{
+    (void)state;
+    ms_attributes draw = draw_of(7, 1, 4, -2, 3), next = draw_of(7, 1, 6, -2, 3),
+                  twice = { .scalar = { .value = 2 } };
+    ms_tensor *unnoted = filled(engine, &ms_op_normal, &draw, MS_F32, DIMS(2, 5));
+    assert_null(ms_tensor_initializer(unnoted));
+    assert_false(ms_engine_note_initial(engine, true));
+    ms_tensor *part = filled(engine, &ms_op_normal, &draw, MS_F32, DIMS(2, 5)), *out = NULL;
+    assert_ok(engine, ms_op_apply(engine, &ms_op_mul_scalar, &twice, true, &part, 1, &out, 1));
+    ms_tensor_release(out);
+    assert_true(ms_engine_note_initial(engine, false));
+    const ms_initializer *found = ms_tensor_initializer(part);
+    assert_non_null(found);
+    ms_initializer *record = malloc(ms_initializer_bytes());
+    memcpy(record, found, ms_initializer_bytes());
+    uint64_t number = 0;
+    assert_true(ms_initializer_draw(record, &number));
+    assert_int_equal(number, 4);
+    for (int moved = 0; moved < 2; moved++) {
+        ms_tensor *whole = tensor_of(engine, MS_F32, DIMS(4, 5), NULL),
+                  *same = filled(engine, &ms_op_normal, moved ? &next : &draw, MS_F32, DIMS(4, 5));
+        assert_ok(engine, ms_initialize(record, whole));
+        double *got = tensor_get(whole), *expected = tensor_get(same), *own = tensor_get(part);
+        for (int i = 0; i < 20; i++) assert_true(got[i] == 2 * expected[i]);
+        for (int i = 0; i < 10 && !moved; i++) assert_true(got[i] == own[i]);
+        free(got);
+        free(expected);
+        free(own);
+        ms_tensor_release(whole);
+        ms_tensor_release(same);
+        ms_initializer_move(record, 2);
+    }
+    assert_ok(engine, ms_op_apply(engine, &ms_op_mul_scalar, &twice, true, &part, 1, &out, 1));
+    ms_tensor_release(out);
+    assert_null(ms_tensor_initializer(part));
+    free(record);
+    ms_tensor_release(unnoted);
+    ms_tensor_release(part);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -269,6 +312,7 @@ int main(void)
         cmocka_unit_test(test_the_same_bits_on_every_machine_and_thread_count),
         cmocka_unit_test(test_draws_differ_and_repeat),
         cmocka_unit_test(test_dropout),
+        cmocka_unit_test(test_recorded_draws),
         cmocka_unit_test(test_mistakes_are_named),
     };
     return cmocka_run_group_tests_name("random", tests, setup, teardown);
