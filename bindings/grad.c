@@ -136,6 +136,20 @@ static int unmark(lua_State *L)
     return 0;
 }
 
+/* core.mark_summed(p), core.is_summed(p): of gradients that were summed over ranks after backward;
+ * see ms_tensor_grad_mark_summed. */
+static int mark_summed(lua_State *L)
+{
+    ms_tensor_grad_mark_summed(ms_lua_tensor(L, 1));
+    return 0;
+}
+
+static int is_summed(lua_State *L)
+{
+    lua_pushboolean(L, ms_tensor_grad_is_summed(ms_lua_tensor(L, 1)));
+    return 1;
+}
+
 /* Backward records nothing, so its gradients cannot be differentiated. The error names the sharded
  * unit that the graph comes to, if there is one. */
 static int refuse_create_graph(lua_State *L, ms_engine *engine, ms_tensor *t)
@@ -712,6 +726,8 @@ void ms_open_grad(lua_State *L, int runtime)
                                           { "mark_gradients", mark_gradients },
                                           { "is_marked", is_marked },
                                           { "unmark", unmark },
+                                          { "mark_summed", mark_summed },
+                                          { "is_summed", is_summed },
                                           { NULL, NULL } };
     static const luaL_Reg methods[] = { { "requires_grad", requires_grad },
                                         { "requires_grad_", set_requires_grad },

@@ -330,6 +330,18 @@ static ms_status place_gradient(ms_engine *engine, ms_tensor *home, ms_tensor *g
     return status;
 }
 
+/* The sum over ranks would have this rank's new gradient once, and the old ones as often as there
+ * are ranks. */
+static ms_status refuse_summed(const ms_tensor *leaf)
+{
+    char shape[160];
+    return ms_engine_fail(
+        leaf->engine, MS_ERROR_STATE,
+        "backward: the gradient of a shared parameter %s was summed over its ranks "
+        "by clipping or a step, and cannot be added to: call zero_grad() before",
+        ms_tensor_describe(leaf, shape, sizeof shape));
+}
+
 /* The end of a path: the hooks of the leaf see the whole gradient of this backward, it is added to
  * the leaf's grad, then the hooks for accumulated gradients run (a reducer's among them). The node
  * gives its gradient away first, so that a failing hook cannot leave it to be used twice. */
@@ -341,7 +353,8 @@ static ms_status run_accumulator(ms_tape_node *node)
     ms_tensor **slot = node->outer ? &meta->outer_grad : &meta->grad;
     node->gradients[0] = NULL;
     if (!gradient) return MS_OK;
-    ms_status status = call_hooks(engine, &meta->hooks, 0, &gradient);
+    ms_status status = *slot && meta->summed && !node->outer ? refuse_summed(leaf) : MS_OK;
+    if (!status) status = call_hooks(engine, &meta->hooks, 0, &gradient);
     if (status) {
         ms_tensor_release(gradient);
         return status;

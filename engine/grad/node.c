@@ -417,7 +417,7 @@ ms_status ms_leaf_put_grad(ms_tensor *tensor, ms_tensor *gradient)
     if (status) return status;
     ms_tensor *before = meta->grad;
     meta->grad = gradient ? ms_tensor_retain(gradient) : NULL;
-    if (!gradient) meta->marked = false;
+    if (!gradient) meta->marked = meta->summed = false;
     ms_tensor_release(before);
     return MS_OK;
 }

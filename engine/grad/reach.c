@@ -125,6 +125,19 @@ void ms_tensor_grad_unmark(ms_tensor *leaf)
     if (meta) meta->marked = false;
 }
 
+/* Without a gradient there is nothing to mark. */
+void ms_tensor_grad_mark_summed(ms_tensor *leaf)
+{
+    ms_meta *meta = leaf->meta;
+    if (meta) meta->summed = meta->grad != NULL;
+}
+
+bool ms_tensor_grad_is_summed(const ms_tensor *leaf)
+{
+    const ms_meta *meta = leaf->meta;
+    return meta && meta->summed;
+}
+
 /* A leaf without a meta has no gradient that could be marked. */
 void ms_tensor_grad_mark(ms_tensor *leaf)
 {

@@ -94,6 +94,7 @@ struct ms_tape_node {
 typedef struct ms_meta {
     bool requires_grad; /* of a leaf */
     bool marked;        /* its gradient: see ms_tensor_mark_gradients */
+    bool summed;        /* its gradient: see ms_tensor_grad_mark_summed */
     bool outer;         /* of a leaf: uses that are recorded now are outer ones */
     uint32_t output;    /* of node */
     ms_tape_node *node; /* retained; NULL for leaves */

@@ -106,6 +106,11 @@ MS_API void ms_tensor_remove_hook(ms_tensor *tensor, uint64_t id);
 /* Whether a leaf has such functions. */
 MS_API bool ms_tensor_has_hooks(const ms_tensor *leaf);
 
+/* For gradients that are summed over ranks between backward and a step. A summed gradient is
+ * complete: a backward that would add to it is an error. The mark goes with the gradient. */
+MS_API void ms_tensor_grad_mark_summed(ms_tensor *leaf);
+MS_API bool ms_tensor_grad_is_summed(const ms_tensor *leaf);
+
 /* For hooks: f is called once, on the host, when the outermost backward that runs has finished; in
  * order of registration, and not if that backward fails. If f returns an error, that backward
  * returns it. MS_ERROR_STATE if no backward runs. */

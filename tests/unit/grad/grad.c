@@ -779,6 +779,35 @@ static void a_tensor_marks_the_gradients_that_it_reaches(void **state)
     ms_engine_free(engine);
 }
 
+/* Once a gradient is summed over ranks, a backward must not add to it; the mark ends with it. */
+static void a_summed_gradient_is_not_added_to(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine(NULL);
+    ms_tensor *leaf = NULL, *one = NULL, *root = NULL;
+    OK(vector(engine, 1, 2, true, &leaf));
+    OK(vector(engine, 1, 2, false, &one));
+    OK(apply(engine, &ms_op_mul, leaf, one, &root));
+    ms_tensor_grad_mark_summed(leaf); /* it has no gradient yet */
+    assert_false(ms_tensor_grad_is_summed(leaf));
+    OK(ms_backward(engine, &root, &one, 1, true));
+    OK(ms_backward(engine, &root, &one, 1, true));
+    ms_tensor_grad_mark_summed(leaf);
+    assert_true(ms_tensor_grad_is_summed(leaf));
+    assert_int_equal(ms_backward(engine, &root, &one, 1, true), MS_ERROR_STATE);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "call zero_grad() before"));
+    OK(ms_tensor_set_grad(leaf, ms_tensor_grad(leaf)));
+    assert_true(ms_tensor_grad_is_summed(leaf));
+    OK(ms_tensor_set_grad(leaf, NULL));
+    assert_false(ms_tensor_grad_is_summed(leaf));
+    OK(ms_backward(engine, &root, &one, 1, false));
+    assert_gradient(leaf, 1, 4);
+    ms_tensor_release(root);
+    ms_tensor_release(one);
+    ms_tensor_release(leaf);
+    ms_engine_free(engine);
+}
+
 static void any_failed_allocation_is_an_error_and_no_leak(void **state)
 {
     (void)state;
@@ -828,6 +857,7 @@ int main(void)
         cmocka_unit_test(the_end_of_the_outermost_backward_is_told_once),
         cmocka_unit_test(a_graph_tells_which_leaves_it_reaches),
         cmocka_unit_test(a_tensor_marks_the_gradients_that_it_reaches),
+        cmocka_unit_test(a_summed_gradient_is_not_added_to),
         cmocka_unit_test(any_failed_allocation_is_an_error_and_no_leak),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
