@@ -160,11 +160,12 @@ static bool collect_when_full(void *user)
 
 /* Every rank takes the draw, so that the draws of all ranks stay in step, and then changes the
  * seed. */
-ms_random ms_lua_own_draw(lua_State *L)
+ms_random ms_lua_own_draw(lua_State *L) { return ms_lua_draw_of(L, ms_lua_runtime(L)->job.rank); }
+
+ms_random ms_lua_draw_of(lua_State *L, uint32_t rank)
 {
-    const ms_runtime *runtime = ms_lua_runtime(L);
-    ms_random random = ms_engine_draw(runtime->engine);
-    random.seed = ms_seed_of_rank(random.seed, runtime->job.rank);
+    ms_random random = ms_engine_draw(ms_lua_runtime(L)->engine);
+    random.seed = ms_seed_of_rank(random.seed, rank);
     return random;
 }
 

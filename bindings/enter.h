@@ -19,5 +19,7 @@ bool ms_lua_collect_above(lua_State *L, ms_runtime *runtime, uint64_t live);
 /* The engine's next draw, and one that is this rank's own (rank 0's is the engine's): for what is
  * to differ between ranks. */
 ms_random ms_lua_own_draw(lua_State *L);
+/* The engine's next draw, as rank `rank` has it. */
+ms_random ms_lua_draw_of(lua_State *L, uint32_t rank);
 
 #endif

@@ -8,6 +8,7 @@
 #include "bindings/arguments.h"
 #include "bindings/call.h"
 #include "bindings/enter.h"
+#include "bindings/group.h"
 #include "bindings/handles.h"
 #include "bindings/runtime.h"
 #include "bindings/script.h"
@@ -307,16 +308,26 @@ static int where(lua_State *L)
     return 1;
 }
 
-/* t:dropout(p): each rank draws other numbers, since ranks have other data. p is checked before the
- * draw, so that an error does not use one up. */
+/* t:dropout(p, { group = }): each rank draws other numbers, since ranks have other data; with a
+ * group, by the rank's place in it, so that ranks of the same place draw the same. Arguments are
+ * checked before the draw, so that an error does not use one up. */
 static int dropout(lua_State *L)
 {
+    static const char *const keys[] = { "group", NULL };
     ms_lua_enter(L);
     ms_lua_tensor(L, 1);
     double p = luaL_checknumber(L, 2);
+    uint32_t rank = ms_lua_runtime(L)->job.rank;
     if (!(p >= 0 && p < 1))
         return ms_lua_error(L, "dropout: p is %g; 0 or more and below 1 is allowed", p);
-    ms_attributes attributes = { .random = { .random = ms_lua_own_draw(L), .a = p } };
+    if (!lua_isnoneornil(L, 3)) {
+        luaL_checktype(L, 3, LUA_TTABLE);
+        ms_lua_known_keys(L, 3, keys, "option of dropout");
+        if (lua_getfield(L, 3, "group") != LUA_TNIL)
+            rank = ms_group_rank(ms_lua_group(L, lua_gettop(L)));
+        lua_pop(L, 1);
+    }
+    ms_attributes attributes = { .random = { .random = ms_lua_draw_of(L, rank), .a = p } };
     return ms_lua_apply_one(L, &ms_op_dropout, &attributes, ms_lua_own_in_place(L));
 }
 

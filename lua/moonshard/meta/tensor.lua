@@ -353,11 +353,13 @@
 --- ```
 ---@field round fun(self): ms.Tensor
 -- activations
---- Zero with probability p, else x / (1 - p); different numbers are zero on each rank.
+--- Zero with probability p, else x / (1 - p); different numbers are zero on each rank. With a group
+--- it is the rank's place in the group that decides: ranks that hold the same activations (tensor
+--- parallelism) name the group of ranks with other data, and draw the same.
 --- ```lua
 --- ms.ones({ 4 }):dropout(0) --> { 1.0, 1.0, 1.0, 1.0 }
 --- ```
----@field dropout fun(self, p: number): ms.Tensor
+---@field dropout fun(self, p: number, options?: { group?: ms.Group }): ms.Tensor
 -- indexing
 --- ```lua
 --- local t = ms.tensor { -1.0, 2.0 }

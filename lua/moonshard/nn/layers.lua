@@ -157,17 +157,19 @@ local Dropout = module.class "Dropout"
 layers.Dropout = Dropout
 
 ---@param p number probability of zero, 0 or more and below 1
-function Dropout:init(p)
+---@param options? { group?: ms.Group }
+function Dropout:init(p, options)
   if type(p) ~= "number" or not (p >= 0 and p < 1) then
     core.raise("Dropout: p must be a number of 0 or more and below 1, not " .. tostring(p))
   end
-  self.p = p
+  local group = check("Dropout", options, { group = "group" }).group
+  self.p, self.options = p, group and { group = group } or nil
 end
 
 function Dropout:forward(x)
   argument("Dropout", "x", x, "tensor")
   if self.p == 0 or not self:is_training() then return x end
-  return x:dropout(self.p)
+  return x:dropout(self.p, self.options)
 end
 
 local function activation(name, f)
