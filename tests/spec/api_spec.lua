@@ -255,6 +255,10 @@ describe("the annotations", function()
     end
   end
   takes["ms.nn.alone"] = with(of(ms.nn, "alone", ms.nn.Linear(2, 2)), "merge", "mean")
+  takes["ms.nn.owned"] = of(ms.nn, "owned", ms.nn.Linear(2, 2), ms.world())
+  takes["ms.nn.split"] = function(o) ms.nn.split(ms.nn.Linear(2, 2).weight, ms.world(), o) end
+  takes["ms.nn.Dropout"] = of(ms.nn, "Dropout", 0.1)
+  takes["ms.Tensor.dropout"] = function(o) ms.ones({ 2 }):dropout(0.1, o) end
   takes["ms.hooks.top_k"] = with(of(ms.hooks, "top_k"), "fraction", 0.5)
   takes["ms.hooks.post_local_sgd"] = with(of(ms.hooks, "post_local_sgd"), "start_step", 1)
   takes["ms.hooks.clip"] = with(with(of(ms.hooks, "clip"), "scope", "bucket"), "max_norm", 1)

@@ -14,6 +14,9 @@ ownership.stepped = setmetatable({}, { __mode = "kv" })
 -- parameter that nn.alone has declared -> how ranks' values are merged
 ownership.alone = setmetatable({}, { __mode = "k" })
 
+-- parameter -> what nn.split, nn.owned and nn.shared say of it: an ms.Declared (nn/parts.lua)
+ownership.declared = setmetatable({}, { __mode = "k" })
+
 -- parameter of u8 -> the numbers of which it has the codes: an ms.CodedWeight (nn/coded.lua)
 ownership.coded = setmetatable({}, { __mode = "k" })
 
@@ -25,6 +28,7 @@ ownership.methods = setmetatable({}, { __mode = "k" })
 ---@class ms.ModuleFunctions
 ---@field list fun(modules: ms.Module[]): ms.Module                    nn/layers.lua
 ---@field materialize fun(what: string, model: ms.Module)              nn/delayed.lua
+---@field whole table                                                  nn/whole.lua
 ---@field clip_grad_norm fun(model: ms.Module, max: number, p?: number): ms.Tensor  optim
 ---@field clip_grad_value fun(model: ms.Module, max: number)           optim
 ownership.functions = {}

@@ -13,6 +13,7 @@ local log = require "moonshard.base.log"
 local module = require "moonshard.nn.module"
 local piece = require "moonshard.parallel.shard_piece"
 local values_of = require "moonshard.checkpoint.values"
+local part_states = require "moonshard.nn.whole"
 local sorted_pairs = require "moonshard.base.sorted_pairs"
 local ownership = require "moonshard.base.ownership"
 local name_part = values_of.name_part
@@ -28,9 +29,11 @@ local function is_optimizer(thing)
   return type(meta) == "table" and meta.__name == "ms.Optimizer"
 end
 
--- Whether an optimizer has parameters of which this rank has parts.
+-- Whether an optimizer has parameters of which ranks have parts.
 local function has_parts(optimizer)
-  for _, p in ipairs(optimizer.order) do if ownership.sharded[p] then return true end end
+  for _, p in ipairs(optimizer.order) do
+    if ownership.sharded[p] or ownership.declared[p] then return true end
+  end
   return false
 end
 
@@ -57,7 +60,7 @@ local function ways_of(things)
       if all then merges[where] = "rank0" end
     elseif module.is_module(thing) then
       local s = meta.ddp
-      if meta.fsdp then trees[name] = nil end
+      if meta.fsdp or part_states.has(thing) then trees[name] = nil end
       for _, item in ipairs(thing:named_parameters()) do
         weights[#weights + 1] = { where .. name_part(item.name), item.name }
         merges[weights[#weights][1]] = alone.merge_of(item.parameter)

@@ -19,6 +19,7 @@ local shared = require "moonshard.checkpoint.shared"
 local steps = require "moonshard.train.steps"
 local store = require "moonshard.checkpoint.store"
 local values_of = require "moonshard.checkpoint.values"
+local part_states = require "moonshard.nn.whole"
 local sorted_pairs = require "moonshard.base.sorted_pairs"
 local ms = require "moonshard"
 local launch = require "moonshard.base.launch"
@@ -57,7 +58,9 @@ local function state_of(thing)
   local meta = getmetatable(thing)
   if type(meta) == "table" and (meta.fsdp or meta.__name == "ms.Optimizer") then
     return thing:state { kind = "sharded", live = true }
-  elseif type(meta) == "table" and meta.module then return thing:state { live = true } end
+  elseif type(meta) == "table" and meta.module then
+    return thing:state { kind = part_states.has(thing) and "sharded" or nil, live = true }
+  end
   return thing:state()
 end
 
@@ -182,8 +185,9 @@ local function write_together(folder, name, out, parts, manifest, alike, known)
     return replicas.problem(alike, known)
   end
   local ok, message, code = pieces.save(folder, name, parts, manifest.values, write_whole, differs,
-    function(values, tensors, list, files)
-      manifest.version, manifest.values = manifest.apart and 3 or 2, values
+    function(values, tensors, list, files, has_regions)
+      manifest.version = has_regions and 4 or manifest.apart and 3 or 2
+      manifest.values = values
       manifest.tensors, manifest.pieces = tensors, list
       table.insert(files, 1, "tensors.safetensors")
       manifest.files, manifest.random = files, random_numbers()
@@ -262,10 +266,12 @@ local function known_names(values)
   return table.concat(names, ", ")
 end
 
--- Whether an object reads what it needs of tensors: a sharded model, or an optimizer.
+-- Whether an object reads what it needs of tensors: a sharded model, one that has parts, or an
+-- optimizer.
 local function takes_parts(thing)
   local meta = type(thing) == "table" and getmetatable(thing)
-  return type(meta) == "table" and (meta.fsdp ~= nil or meta.__name == "ms.Optimizer")
+  return type(meta) == "table" and (meta.fsdp ~= nil or meta.__name == "ms.Optimizer"
+    or meta.module == true and part_states.has(thing))
 end
 
 -- A reader of one checkpoint: functions that give a tensor by its name, as a whole or as a source.
@@ -288,8 +294,8 @@ local function reader_of(path, manifest, files)
     if not t then fail(message, code) end
     return t
   end
-  function self.check(source, first, count)
-    local ok, message, code = source:check(first, count)
+  function self.check(source, first, count, r)
+    local ok, message, code = source:check(first, count, r)
     if not ok then fail(message, code) end
   end
   return self

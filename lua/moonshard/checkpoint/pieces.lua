@@ -4,6 +4,7 @@
 -- committed.
 local core = require "moonshard.core"
 local piece = require "moonshard.parallel.shard_piece"
+local region = require "moonshard.parallel.region"
 local agree = require "moonshard.parallel.agree"
 local sorted_pairs = require "moonshard.base.sorted_pairs"
 
@@ -59,6 +60,7 @@ local function write_own(folder, name, parts, rank)
         name = parts.names[i], dtype = t:dtype(),
         shape = core.json_list { table.unpack(one.shape) },
         first = one.first, count = one.count, file = file_of(rank),
+        region = one.region and region.written(one.region),
       }
     elseif one.saves and piece.elements(one.shape) == 0 then
       told[#told + 1] = { name = parts.names[i], dtype = t:dtype(),
@@ -129,30 +131,10 @@ local function join_values(world, values)
   return values
 end
 
---- What covers a tensor twice, or not at all, as text; nil if its parts are exactly it. Sorts them.
----@param parts { file: string, first: integer, count: integer }[]
----@param total integer
----@return string? problem
----@return string? file
-function pieces.gap(parts, total)
-  table.sort(parts, function(a, b) return a.first < b.first end)
-  local at, before = 0, nil
-  for _, part in ipairs(parts) do
-    if part.first > at then
-      return ("elements %d to %d are missing"):format(at, part.first - 1), part.file
-    elseif part.first < at then
-      return ("element %d is in '%s' too"):format(part.first, before.file), part.file
-    end
-    at, before = at + part.count, part
-  end
-  if at == total then return nil end
-  return at < total and ("elements %d to %d are missing"):format(at, total - 1)
-    or ("it has %d elements, and there are %d"):format(total, at), before and before.file
-end
-
--- The list of pieces for the manifest, from what all ranks have told; or nil, message, code.
+-- The list of pieces for the manifest, from what all ranks have told, the files, and whether some
+-- have regions; or nil, message, code.
 local function list_all(all)
-  local list, files, seen = {}, {}, {}
+  local list, files, seen, has_regions = {}, {}, {}, false
   for _, told in ipairs(all) do
     for _, one in ipairs(told) do
       local entry = list[one.name]
@@ -163,29 +145,36 @@ local function list_all(all)
       if one.file then
         table.insert(entry.parts, {
           file = one.file, first = one.first, count = one.count, hash = one.hash,
-          blocks = one.blocks,
+          blocks = one.blocks, region = region.read(one.region, one.shape),
         })
         if not seen[one.file] then seen[one.file], files[#files + 1] = true, one.file end
       end
     end
   end
   for name, entry in sorted_pairs(list) do
-    local problem, file = pieces.gap(entry.parts, piece.elements(entry.shape))
+    table.sort(entry.parts, function(a, b)
+      if a.first ~= b.first then return a.first < b.first end
+      return a.file < b.file
+    end)
+    local problem, file = piece.gap(entry.parts, entry.shape)
     if problem then
       return core.refuse(("'%s' in %s: %s: do models over different groups of ranks have one name \z
         in the checkpoint?"):format(name, file or "no file", problem), "mismatch")
     end
+    for _, part in ipairs(entry.parts) do
+      part.region = part.region and region.written(part.region)
+      has_regions = has_regions or part.region ~= nil
+    end
   end
-  return list, files
+  return list, files, has_regions
 end
 
 local function commit(folder, name, ranks, text)
   local all, message, code = read_lists(folder, name, ranks)
   if not all then return nil, message, code end
-  local list, files
-  list, files, code = list_all(all)
-  if not list then return nil, files, code end
-  return core.checkpoint_commit(folder, name, text(list, files))
+  local list, files, third = list_all(all)
+  if not list then return nil, files, third end
+  return core.checkpoint_commit(folder, name, text(list, files, third))
 end
 
 --- Saves folder/name: each rank its pieces, rank 0 also the whole tensors. text gives the manifest.
@@ -198,7 +187,8 @@ end
 --- whole tensors; gives what the manifest has of them, or nil, message, code
 ---@param differs fun(own: table<string, table>): string? what ranks must hold alike and do not, by
 --- what is known of this rank's pieces
----@param text fun(values: table, tensors: table, list: table, files: string[]): string
+---@param text fun(values: table, tensors: table, list: table, files: string[], parts: boolean)
+--- the manifest; parts: some piece is one of a part of a tensor
 ---@return true?
 ---@return string? message
 ---@return string? code
@@ -223,8 +213,8 @@ function pieces.save(folder, name, parts, values, write, differs, text)
     values = join_values(world, values)
     -- Phase 2. In a world without the others there is nothing to commit.
     if first and (world:_has_others() or world:size() == 1) then
-      ok, message, code = commit(folder, name, world:size(), function(list, files)
-        return text(values, tensors, list, files)
+      ok, message, code = commit(folder, name, world:size(), function(list, files, has_regions)
+        return text(values, tensors, list, files, has_regions)
       end)
       if ok then message = nil end
     end

@@ -2,17 +2,17 @@
 -- Data of tensors is not read here.
 local core = require "moonshard.core"
 local piece = require "moonshard.parallel.shard_piece"
+local region = require "moonshard.parallel.region"
 local apart = require "moonshard.checkpoint.apart"
-local pieces = require "moonshard.checkpoint.pieces"
 local sorted_pairs = require "moonshard.base.sorted_pairs"
 
 ---@class ms.checkpoint.store
 --- The reason why the last saved checkpoint is not on disk; nil if it is, or is still being
 --- written.
 ---@field lost? string
--- 1: without pieces; 2: without what ranks hold differently; both are still written where there are
--- none.
-local store = { VERSION = 3 }
+-- 1: without pieces; 2: without what ranks hold differently; 3: without pieces of parts (regions).
+-- All are still written where there is no more.
+local store = { VERSION = 4 }
 
 local TENSORS <const> = "tensors.safetensors"
 local HEAD, MIDDLE, TAIL = '{"hash":"', '","manifest":', "}\n"
@@ -69,6 +69,13 @@ local function is_part(part, files)
   return true
 end
 
+-- What the region of a part describes takes its place. Returns whether it can be.
+local function take_region(part, shape)
+  if part.region == nil then return true end
+  part.region = region.read(part.region, shape)
+  return part.region ~= nil and part.first + part.count <= piece.elements(part.region.part)
+end
+
 -- The fields of files and pieces. Names of files come from here, so they must be names only.
 local function pieces_are_whole(manifest)
   local files = {}
@@ -83,7 +90,9 @@ local function pieces_are_whole(manifest)
       return false
     end
     for _, size in ipairs(entry.shape) do if not is_count(size) then return false end end
-    for _, part in ipairs(entry.parts) do if not is_part(part, files) then return false end end
+    for _, part in ipairs(entry.parts) do
+      if not is_part(part, files) or not take_region(part, entry.shape) then return false end
+    end
   end
   return true
 end
@@ -91,7 +100,7 @@ end
 -- Pieces of each tensor must be all of it, and none of it twice.
 local function check_pieces(folder, manifest)
   for name, entry in sorted_pairs(manifest.pieces or {}) do
-    local problem, file = pieces.gap(entry.parts, piece.elements(entry.shape))
+    local problem, file = piece.gap(entry.parts, entry.shape)
     if problem then
       return store.corrupt(folder .. "/" .. (file or "manifest.json"),
         ("tensor '%s': %s"):format(name, problem))
@@ -249,7 +258,7 @@ function store.source(folder, manifest, files, name)
   for i, part in ipairs(entry and entry.parts or {}) do
     parts[i] = {
       file = files[part.file], path = folder .. "/" .. part.file, name = name, first = part.first,
-      count = part.count, hashes = hashes_of(part),
+      count = part.count, hashes = hashes_of(part), region = part.region,
     }
   end
   return entry and piece.source(entry.dtype, entry.shape, parts) or nil

@@ -245,6 +245,20 @@
 --- Errors: load, load_state: unknown or missing names and wrong shapes (the message has the first
 --- three of each). accumulate: f did not call backward.
 
+---@class ms.SplitOptions
+---@field dim? integer         the dimension that is cut, 1 unless given; -1 is the last one
+--- Sizes of blocks of that dimension of the whole, each of which is cut by itself: { d, d, d } for
+--- queries, keys and values in one weight. One block unless given.
+---@field blocks? integer[]
+--- Indices that the parts have beyond the whole, at its end, so that it divides evenly. Their values
+--- are 0, and no file has them. 0 unless given.
+---@field pad? integer
+--- So many ranks, which follow each other, have the same part: fewer key heads than ranks. Their
+--- gradients are summed (`ms.nn.shared`). 1 unless given.
+---@field repeats? integer
+---@field whole? boolean       the parameter is the whole tensor; false unless given
+---@field values? "kept"       the values stay, for parts that each rank has filled by itself
+
 ---@class ms.LoraOptions
 ---@field rank? integer                of the adapters' matrices; 8 unless given
 --- What an adapter adds has the factor alpha / rank; rank unless given.
@@ -428,7 +442,7 @@
 --- local kept = ms.nn.Dropout(0.5)(ms.ones { 1000 }):gt(0):to("f32"):mean():item()
 --- kept > 0.4 and kept < 0.6 --> true
 --- ```
----@field Dropout fun(p: number): ms.Module   p: probability of zero, 0 or more and below 1
+---@field Dropout fun(p: number, options?: { group?: ms.Group }): ms.Module   as `Tensor:dropout`
 --- Maps [images, inputs, rows, columns] to [images, outputs, ...]. The parts are weight [outputs,
 --- inputs / groups, kernel rows, kernel columns] and, unless options.bias is false, bias [outputs].
 --- ```lua
@@ -569,6 +583,44 @@
 --- model(ms.ones { 1, 2 }):shape() --> { 1, 1 }
 --- ```
 ---@field alone fun(module: ms.Module, options: { merge: "mean"|"rank0" }): ms.Module
+--- Declares that a parameter is this rank's part of a tensor that the ranks of a group have
+--- together (tensor parallelism). Whoever reads parameters then knows the whole: `save`, `load`,
+--- `state`, checkpoints, which any other number of ranks with another split may load, and
+--- `clip_grad_norm`. The values are drawn as those of its place in the whole tensor. Call it right
+--- after the module is made, before ms.ddp, ms.fsdp (both get the group of ranks that hold the same
+--- parts) and the optimizer, which computes each number by itself. With `whole = true` the
+--- parameter is the whole tensor, best on "meta", and the part takes its place in its module. All
+--- ranks of the group call it. Returns the parameter.
+--- ```lua
+--- local up = ms.nn.Linear(4, 8)
+--- ms.nn.split(up.weight, ms.world(), { dim = 1, whole = true })
+--- up.weight:shape() --> { 8, 4 }
+--- ```
+---@field split fun(parameter: ms.Parameter, group: ms.Group, how: ms.SplitOptions): ms.Parameter
+--- Declares that no other rank of a group has the parameters of this module (a stage, an expert).
+--- Name them as in the whole model: `list[i] = block` of an `ms.nn.List` keeps numbers. Where each
+--- rank has made its module by itself, their values are drawn as those of modules of one model that
+--- follow each other in the order of ranks; call it right after the module is made. A module that
+--- was taken out of a whole model on "meta" keeps its numbers. `save`, `load`, `state`, checkpoints
+--- and `clip_grad_norm` then see one model. values = "kept": the values stay. All ranks of the
+--- group call it. Returns the module.
+--- ```lua
+--- local experts = ms.nn.List {}
+--- experts[ms.rank() + 1] = ms.nn.Linear(2, 2)
+--- ms.nn.owned(experts, ms.world()):named_parameters()[1].name --> "0.weight"
+--- ```
+---@field owned fun(module: ms.Module, group: ms.Group, options?: { values?: "kept" }): ms.Module
+--- Declares that all ranks of a group have a copy of this parameter, and that its gradient is the
+--- sum of theirs: norms under sequence parallelism, a table that two stages have. Clipping,
+--- `scaler:unscale` and steps sum before they do their own; until then `p:grad()` is this rank's.
+--- After the sum a further backward is an error until zero_grad or a step. It is an error if copies
+--- differ when they are summed first. Steps in backward are refused. All ranks of the group call
+--- it. Returns the parameter.
+--- ```lua
+--- local norm = ms.nn.LayerNorm(4)
+--- ms.nn.shared(norm.weight, ms.world()):shape() --> { 4 }
+--- ```
+---@field shared fun(parameter: ms.Parameter, group: ms.Group): ms.Parameter
 ---@class ms.LanguageModel: ms.Module
 --- The ids that end a text, of generation_config.json or config.json; nil in models of your own.
 ---@field stop? integer[]

@@ -32,6 +32,12 @@ function alone.alone(object, options)
         wrapped, and name it in ignored"):format(item.name))
     end
   end
+  for _, item in ipairs(object:named_parameters()) do
+    if ownership.declared[item.parameter] then
+      core.raise(("nn.alone: '%s' is declared by nn.split, nn.owned or nn.shared, so that it is a \z
+        part of one model"):format(item.name))
+    end
+  end
   for _, p in ipairs(object:parameters()) do declared[p] = merge end
   return object
 end

@@ -8,6 +8,7 @@ local core = require "moonshard.core"
 local module = require "moonshard.nn.module"
 local names = require "moonshard.nn.names"
 local ownership = require "moonshard.base.ownership"
+local parts = require "moonshard.nn.parts"
 local piece = require "moonshard.parallel.shard_piece"
 
 local delayed = {}
@@ -50,7 +51,8 @@ end
 -- A reset that does not exist is reported with all else that is wrong with its module.
 local function add(plan, what, prefix, object, key, t)
   local name = names.join(prefix, key)
-  local record = source_of(what, t, name) or ownership.coded[t] or core.initializer(t)
+  local record = parts.initial(what, t, name) or source_of(what, t, name) or ownership.coded[t]
+    or core.initializer(t)
   plan.tensors[#plan.tensors + 1], plan.records[t] = t, record or false
   if record then return end
   local last = plan.resets[#plan.resets]
@@ -97,7 +99,8 @@ function delayed.initialize(plan, tensors)
   outside_meta(function()
     for _, t in ipairs(tensors) do
       local record = plan.records[t]
-      if piece.is_source(record) then
+      if parts.is_initial(record) then parts.initialize(t, record)
+      elseif piece.is_source(record) then
         piece.put(t:detach():view(-1), record, 0, t:numel())
         module.unread[t] = nil
       elseif record and ownership.coded[t] == record then coded.initialize(t, record)

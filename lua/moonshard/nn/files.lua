@@ -11,6 +11,7 @@ local log = require "moonshard.base.log"
 local layouts = require "moonshard.parallel.ddp.layouts"
 local alone = require "moonshard.nn.alone"
 local agree = require "moonshard.parallel.agree"
+local whole = require "moonshard.nn.whole"
 local Module = module.base
 
 local files = {}
@@ -221,8 +222,25 @@ end
 ---@return string
 function files.first_of(path) return type(path) == "table" and path[1] or path end
 
+-- Reads what this rank has of a model of which ranks have parts. All ranks call it.
+local function load_parts(self, found, path, options)
+  local _, message, code = check_copies(found)
+  message, code = agree(core.world(), message, code, "all ranks call load")
+  if message then return nil, message, code end
+  local ok, why = pcall(whole.load_state, whole.items(self), found.state, options)
+  if not ok then
+    return core.refuse(("%s: %s"):format(files.first_of(path),
+      tostring(why):match "load_state: (.*)" or tostring(why)), "mismatch")
+  end
+  for _, item in ipairs(whole.items(self)) do
+    if found.state[item.name] and item.tensor:device() == "meta" then return true, true end
+  end
+  return true, false
+end
+
 -- Copies what is found into a module. Second: whether the files are to stay open.
 local function load_into(self, found, path, options)
+  if whole.has(self) then return load_parts(self, found, path, options) end
   local ok, message, code = check_copies(found)
   if not ok then return nil, message, code end
   local own, values
@@ -548,6 +566,11 @@ end
 ---@return true?, string?, string?
 function Module:save(path, options)
   local dtype = files.check_save(self, path, options)
+  if whole.has(self) then
+    return whole.write("save", whole.items(self), function(list)
+      return files.begin(self, path, list, dtype)
+    end)
+  end
   local state = self:state { live = true }
   local instead = files.one_of_all("save", state)
   return files.on_rank_0("save", function()

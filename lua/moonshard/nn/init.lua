@@ -6,6 +6,7 @@ require "moonshard.nn.files"
 require "moonshard.nn.adapter_files"
 local lora = require "moonshard.nn.lora"
 local alone = require "moonshard.nn.alone"
+local parts = require "moonshard.nn.parts"
 local Decoder = require "moonshard.nn.decoder"
 local gpt2 = require "moonshard.nn.gpt2"
 local llama = require "moonshard.nn.llama"
@@ -44,5 +45,22 @@ function nn.lora(model, options) return lora.lora(model, options) end
 ---@param options { merge: "mean"|"rank0" }
 ---@return ms.Module
 function nn.alone(object, options) return alone.alone(object, options) end
+
+---@param parameter ms.Parameter
+---@param group ms.Group
+---@param how ms.SplitOptions
+---@return ms.Parameter
+function nn.split(parameter, group, how) return parts.split(parameter, group, how) end
+
+---@param object ms.Module
+---@param group ms.Group
+---@param options? { values?: "kept" }
+---@return ms.Module
+function nn.owned(object, group, options) return parts.owned(object, group, options) end
+
+---@param parameter ms.Parameter
+---@param group ms.Group
+---@return ms.Parameter
+function nn.shared(parameter, group) return parts.shared(parameter, group) end
 
 return options_of.closed(nn, "ms.nn")

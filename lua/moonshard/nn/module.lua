@@ -12,6 +12,7 @@ local check, argument = options_of.check, options_of.argument
 --   order    keys of parameters, buffers and modules, in order of first assignment
 --   training train or eval
 --   counter  state of the random numbers that reset begins with, of modules made on "meta"
+--   drawn    numbers of the draws that init has made: seed, step, first, and last, the one after it
 --   unsaved  names of buffers that are not saved;  hooks   lists of functions by moment
 local module = {}
 
@@ -267,10 +268,19 @@ local function note_random_numbers(object)
   end)
 end
 
+-- How values are made in init is noted, so that nn.split and its like can make them as those of a
+-- place in a larger model; and which numbers were drawn.
 local function init(object, class, ...)
   local noted = class.reset and core.device() == "meta"
   if noted then note_random_numbers(object) end
+  local seed, step, first = core.random_state()
+  local before = core.note_initial(true)
+  local scope <close> = setmetatable({}, { __close = function() -- luacheck: ignore scope
+    core.note_initial(before)
+  end })
   class.init(object, ...)
+  local _, _, last = core.random_state()
+  getmetatable(object).drawn = { seed = seed, step = step, first = first, last = last }
   if noted then rawset(getmetatable(object).fields, "reset", nil) end
 end
 
@@ -565,6 +575,7 @@ function Module:to(what)
         if frozen then new:requires_grad_(false) end
         names.replace(t, new)
         ownership.alone[new] = ownership.alone[t]
+        ownership.declared[new] = ownership.declared[t]
       end
       replace(self, t, new:keep())
     end
@@ -692,7 +703,8 @@ function module.copied(value, is_live)
     return core.no_grad(function() return value:detach():clone():keep() end)
   end
   if piece.is(value) then
-    return piece.new(module.copied(value.tensor), value.shape, value.first, value.saves)
+    return piece.new(module.copied(value.tensor), value.shape, value.first, value.saves,
+      value.region)
   end
   if type(value) ~= "table" or getmetatable(value) then return value end
   local made = {}
@@ -714,7 +726,11 @@ end
 ---@param options? { kind?: "full"|"sharded", live?: boolean }
 ---@return table<string, ms.Tensor>
 function Module:state(options)
-  local _, live = module.kind_of_state("state", options)
+  local kind, live = module.kind_of_state("state", options)
+  local parts = ownership.functions.whole
+  if (kind == "sharded" or not live) and parts.has(self) then
+    return parts.state(self, kind, live)
+  end
   local state = {}
   each_tensor(self, function(name, t, _, saved)
     if saved and is_piece(t) then
@@ -758,6 +774,8 @@ end
 ---@param options? ms.LoadOptions
 function Module:load_state(state, options)
   argument("load_state", "state", state, "table")
+  local parts = ownership.functions.whole
+  if parts.has(self) then return parts.load_state(parts.items(self), state, options) end
   options = check("load_state", options, { partial = "boolean" })
   local own, problems = self:state { live = true }, {}
   local missing, unknown, wrong = {}, {}, {}
@@ -782,6 +800,13 @@ function Module:load_state(state, options)
       if given then copy_value(t, given) end
     end
   end)
+end
+
+-- For checkpoints: f(source, first, count, region) for what load_state will read of a state of
+-- sources.
+function Module:_each_source(given, f)
+  local parts = ownership.functions.whole
+  parts.each_source(parts.items(self), given, f)
 end
 
 ---@return self

@@ -51,6 +51,17 @@ function names.note(what, state, key)
   list[#list + 1] = { state = state, key = key }
 end
 
+--- The places that have a parameter now.
+---@param parameter ms.Tensor
+---@return { state: table, key: any }[]
+function names.places(parameter)
+  local list = {}
+  for _, place in ipairs(places[parameter] or {}) do
+    if rawget(place.state.fields, place.key) == parameter then list[#list + 1] = place end
+  end
+  return list
+end
+
 --- Notes that `new` has taken all places of `old`.
 function names.replace(old, new)
   places[new] = places[old]

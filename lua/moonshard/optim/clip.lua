@@ -8,6 +8,7 @@ local layouts = require "moonshard.parallel.ddp.layouts"
 local optimizers = require "moonshard.optim.optimizer"
 local overlap = require "moonshard.parallel.overlap"
 local ownership = require "moonshard.base.ownership"
+local parts_of = require "moonshard.nn.parts"
 
 local clip = {}
 
@@ -27,6 +28,7 @@ local function gradients_of(what, params)
     end
   end
   overlap.note_norm(params)
+  parts_of.settle(params)
   local list = {}
   for i, p in ipairs(params) do
     local grad = p:grad()
@@ -40,14 +42,17 @@ end
 
 -- The gradients of whole parameters, and lists of gradients of which each rank of a group has a
 -- part, by group. Of parameters of fewer ranks, all ranks of the model have parts; they take part
--- also without a gradient. The last result is the parameters in the order of these lists.
+-- also without a gradient. Then the parameters in the order of these lists; the axes over which the
+-- ranks' sums are added up; and gradients that other ranks have as well, and that count there.
 local function by_group(params)
-  local whole, parts, groups, owners, order = {}, {}, {}, {}, {}
+  local whole, parts, groups, owners, order, others = {}, {}, {}, {}, {}, {}
+  local axes = parts_of.axes(params)
   for _, p in ipairs(params) do
     local grad, entry = p:grad(), ownership.sharded[p]
     local group = entry and entry.shards
     if entry and entry.own then group = entry.model.group end
-    if group and group:size() > 1 and (grad or entry.own) then
+    if not parts_of.counts(p, axes) then others[#others + 1] = grad
+    elseif group and group:size() > 1 and (grad or entry.own) then
       if not parts[group] then
         parts[group], owners[group] = {}, {}
         groups[#groups + 1] = group
@@ -63,12 +68,12 @@ local function by_group(params)
   for _, group in ipairs(groups) do
     table.move(owners[group], 1, #owners[group], #order + 1, order)
   end
-  return whole, parts, groups, order
+  return whole, parts, groups, order, axes, others
 end
 
 -- The norm of all, where ranks have parts: powers of the parts' norms add up over the ranks. And
 -- the position of this rank's first gradient that is inf or nan, -1 if there is none.
-local function norm_of_parts(whole, parts, groups, p)
+local function norm_of_parts(whole, parts, groups, axes, p)
   local infinite, bad, before = p == math.huge, nil, #whole
   local total = core.zeros {}
   if #whole > 0 then total, bad = core.clip_norm(whole, math.huge, p) end
@@ -83,15 +88,19 @@ local function norm_of_parts(whole, parts, groups, p)
     bad = bad and core.where(bad:ge(0), bad, moved) or moved
     before = before + #parts[group]
   end
-  return infinite and total or total ^ (1 / p), bad
+  for _, axis in ipairs(axes) do
+    total = axis:all_reduce(total, infinite and "max" or "sum"):value()
+  end
+  return infinite and total or total ^ (1 / p), bad or core.full(-1, {})
 end
 
-local function clip_parts(whole, parts, groups, max, p)
+local function clip_parts(whole, parts, groups, axes, others, max, p)
   return core.no_grad(function()
-    local norm, bad = norm_of_parts(whole, parts, groups, p)
+    local norm, bad = norm_of_parts(whole, parts, groups, axes, p)
     if max == math.huge then return norm, bad end
     local factor = (max / (norm + 1e-6)):clamp(0, 1)
     for _, grad in ipairs(whole) do grad:mul_(factor) end
+    for _, grad in ipairs(others) do grad:mul_(factor) end
     for _, group in ipairs(groups) do
       for _, grad in ipairs(parts[group]) do grad:mul_(factor) end
     end
@@ -108,10 +117,12 @@ end
 ---@return ms.Tensor? bad
 function clip.for_loops(params, max)
   layouts.check_of(params)
-  local whole, parts, groups, order = by_group(params)
-  if #order == 0 and #groups == 0 then return nil, order end
+  parts_of.settle(params)
+  local whole, parts, groups, order, axes, others = by_group(params)
+  if #order == 0 and #groups == 0 and #axes == 0 then return nil, order end
   local norm, bad
-  if #groups > 0 then norm, bad = clip_parts(whole, parts, groups, max, 2)
+  if #groups > 0 or #axes > 0 then
+    norm, bad = clip_parts(whole, parts, groups, axes, others, max, 2)
   else norm, bad = core.clip_norm(whole, max, 2) end
   return norm, order, bad
 end
@@ -138,8 +149,10 @@ function clip.clip_grad_norm(params, max, p)
   argument("clip_grad_norm", "p", p, "number?")
   local list, parameters = gradients_of("clip_grad_norm", params)
   tell_of_clipping("clip_grad_norm", parameters, max, p)
-  local whole, parts, groups = by_group(parameters)
-  if #groups > 0 then return clip_parts(whole, parts, groups, max, p or 2) end
+  local whole, parts, groups, _, axes, others = by_group(parameters)
+  if #groups > 0 or #axes > 0 then
+    return clip_parts(whole, parts, groups, axes, others, max, p or 2)
+  end
   if #list == 0 then return core.zeros {} end
   return core.clip_norm(list, max, p)
 end

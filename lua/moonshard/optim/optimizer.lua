@@ -11,6 +11,7 @@ local kinds = require "moonshard.optim.kinds"
 local shard = require "moonshard.optim.shard"
 local written = require "moonshard.optim.overrides"
 local ownership = require "moonshard.base.ownership"
+local parts = require "moonshard.nn.parts"
 
 ---@class ms.Optimizer
 local Optimizer = {}
@@ -98,8 +99,20 @@ local function refuse_shards(self, name)
   end
 end
 
+-- The same of a part of a tensor.
+local function refuse_part(self, name)
+  core.raise(("%s: parameter '%s' is a part of a tensor (ms.nn.split), and this kind of optimizer \z
+    needs whole parameters: use an elementwise kind (adamw); a kind of optim.define that computes \z
+    each number by itself says elementwise = true"):format(self.kind.name, name))
+end
+
 local function check_sharded(self, p, i)
-  local entry = ownership.sharded[p]
+  local entry, declared = ownership.sharded[p], ownership.declared[p]
+  if declared and declared.split and declared.split.group:size() > 1
+    and not self.kind.elementwise
+  then
+    refuse_part(self, p:name() ~= "" and p:name() or ("#%d"):format(i))
+  end
   if not entry then return end
   if entry.shards:size() == 1 and not (entry.own and self.shard) then return end
   local name = p:name()
@@ -130,6 +143,9 @@ local function add_group(self, group)
     seen[p] = true
   end
   if self.shard then
+    local list_names = {}
+    for i, p in ipairs(list) do list_names[i] = p:name() end
+    parts.refuse("option shard", list, list_names, self.shard)
     for p, rank in pairs(shard.assign(list, self.shard:size())) do self.owner[p] = rank end
   end
   -- Options that the group does not have are looked up in the optimizer's at each use.

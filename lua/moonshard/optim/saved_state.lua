@@ -5,6 +5,7 @@ local copied = require "moonshard.optim.copied"
 local layouts = require "moonshard.parallel.ddp.layouts"
 local optimizers = require "moonshard.optim.optimizer"
 local overlap = require "moonshard.parallel.overlap"
+local part_states = require "moonshard.optim.part_states"
 local piece = require "moonshard.parallel.shard_piece"
 local saved_pieces = require "moonshard.optim.sharded_state"
 local shard = require "moonshard.optim.shard"
@@ -46,7 +47,9 @@ function Optimizer:state(options)
     if next(own) ~= nil and is_own(self, p) then saved.parameters[name_of(p, position)] = own end
   end
   if self.shard then saved.parameters = shard.gather_states(self.shard, saved.parameters) end
-  if #models > 0 then
+  if part_states.has(self) then
+    saved.parameters = part_states.change(self, saved.parameters or {}, wanted)
+  elseif #models > 0 then
     saved.parameters = saved_pieces.change(self, models, saved.parameters, wanted)
   end
   if not saved.parameters then return {} end
@@ -68,11 +71,11 @@ local function problem_of(self, saved, foreign)
   if saved.kind ~= self.kind.name then
     return ("the state is of %s, the optimizer is %s"):format(tostring(saved.kind), self.kind.name)
   end
-  local own, unknown = {}, {}
+  local own, unknown, has_parts = {}, {}, part_states.has(self)
   for position, p in ipairs(self.order) do own[name_of(p, position)] = p end
   for name, state in pairs(saved.parameters) do
     if not own[name] and not foreign[name] then unknown[#unknown + 1] = tostring(name) end
-    local whole = own[name] and not module.is_part(own[name])
+    local whole = own[name] and not module.is_part(own[name]) and not has_parts
     for _, value in pairs(whole and state or {}) do
       if piece.is(value) then
         return ("the state has a piece of '%s', which is not sharded here: \z
@@ -87,14 +90,18 @@ local function problem_of(self, saved, foreign)
 end
 
 -- Sets the state of one parameter; item: of a sharded one. shared: keys of states of which each
--- rank has the whole.
-local function load_one(self, p, given, item, shared)
+-- rank has the whole. take: of part_states.lua, where ranks have parts of one model.
+local function load_one(self, p, given, item, shared, take)
   local slot, state = self.slots[p], {}
   if item and slot.place == nil then slot.place = place_of(self, p) or false end
-  for key, value in pairs(is_own(self, p) and given or {}) do
+  for saved_key, value in pairs(is_own(self, p) and given or {}) do
+    local key = saved_key
+    if take then key = part_states.key_of(p, saved_key) end
+    if key == nil then goto continue end
     if core.is_tensor(value) or piece.is(value) or piece.is_source(value) then
       state[key] = item and not shared[key]
         and saved_pieces.take(item, key, value, slot.place or nil)
+        or not item and take and take(p, value)
         or core.no_grad(function()
           if piece.is_source(value) then return assert(value:whole()):keep() end
           if piece.is(value) then
@@ -105,6 +112,7 @@ local function load_one(self, p, given, item, shared)
     elseif key ~= "#taken" and key ~= "#draws" then
       state[key] = value
     end
+    ::continue::
   end
   slot.state, slot.taken, slot.draws, slot.early = state, given["#taken"], given["#draws"], nil
   slot.version = nil
@@ -112,6 +120,7 @@ end
 
 -- For checkpoints: f(source, first, count) for what load_state will read of a state of sources.
 function Optimizer:_each_source(given, f)
+  if part_states.has(self) then return part_states.each_source(self, given, f) end
   saved_pieces.each_source(self, saved_pieces.models(self, "load_state"), given, f)
 end
 
@@ -120,12 +129,12 @@ end
 local function load_all(self, saved, items, shared)
   written.load(self.list, self.begins, saved.groups)
   self.storages = {}
-  local own = {}
+  local own, take = {}, part_states.has(self) and part_states.taker(self) or nil
   for position, p in ipairs(self.order) do
     local name = name_of(p, position)
     own[name], self.slots[p].place = p, nil
     local item = module.is_part(p) and items[name] or nil
-    load_one(self, p, saved.parameters[name] or {}, item, shared)
+    load_one(self, p, saved.parameters[name] or {}, item, shared, take)
   end
   -- Older versions saved steps that were prevented and not subtracted yet.
   local skipped = {}
@@ -144,7 +153,8 @@ end
 function Optimizer:load_state(saved)
   local models, items, shared = saved_pieces.models(self, "load_state"), {}, {}
   local function judge(given, foreign) return problem_of(self, given, foreign) end
-  if #models > 0 then
+  if part_states.has(self) then saved = part_states.given(self, saved, judge)
+  elseif #models > 0 then
     saved, items, shared = saved_pieces.given(self, models, saved, judge)
   else
     saved = copied.given(self, saved, function(given) return judge(given, {}) end)

@@ -6,6 +6,7 @@ local module = require "moonshard.nn.module"
 local options_of = require "moonshard.base.options"
 local sharded_join = require "moonshard.parallel.fsdp.join"
 local ownership = require "moonshard.base.ownership"
+local parts = require "moonshard.nn.parts"
 local check = options_of.check
 
 ---@class ms.Scaler
@@ -106,8 +107,9 @@ function Scaler:scale(loss)
   return scaled
 end
 
--- Ranks that have different parts of a gradient must skip the same steps.
+-- Ranks that have different parts of a gradient, or of a model, must skip the same steps.
 local function agreed(finite, params)
+  for _, axis in ipairs(parts.axes(params)) do finite = axis:all_reduce(finite, "min"):value() end
   local seen = {}
   for _, p in ipairs(params) do
     local entry = ownership.sharded[p]
@@ -130,6 +132,7 @@ function Scaler:unscale(optimizer)
       .. "scale and step")
   end
   optimizer.scaler = self
+  for _, group in ipairs(optimizer:groups()) do parts.settle(group.params) end
   local list, params = {}, {}
   for _, group in ipairs(optimizer:groups()) do
     for _, p in ipairs(group.params) do

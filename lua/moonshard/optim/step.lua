@@ -12,6 +12,7 @@ local optimizers = require "moonshard.optim.optimizer"
 local overlap = require "moonshard.parallel.overlap"
 local shard = require "moonshard.optim.shard"
 local unread = require "moonshard.parallel.overlap.unread"
+local parts = require "moonshard.nn.parts"
 
 ---@class ms.Optimizer
 local Optimizer = optimizers.class
@@ -193,6 +194,7 @@ function Optimizer:_step_early(p, grad)
   if slot.early then
     core.raise(("optimizer: parameter '%s' is stepped twice in one step"):format(p:name()))
   end
+  parts.refuse_early(self.kind.name, p)
   slot.early = true
   local group = at_this_step(self, slot.group)
   unread.step(self, { p }, function() step_one(self, p, grad, group) end)
@@ -207,6 +209,7 @@ end
 
 -- The whole step of an optimizer of one parameter.
 function Optimizer:_step_alone(p, grad)
+  parts.refuse_early(self.kind.name, p)
   step_one(self, p, grad, at_this_step(self, self.slots[p].group))
   self.steps = self.steps + 1
 end
@@ -302,6 +305,7 @@ local function take_step(self, options, sent)
   -- counted: slots of kinds in Lua that this step counts; a prevented step is subtracted later
   local counted, late, now_stepped, any = {}, {}, {}, sent ~= nil
   if options.only_if then refuse_flag(self) end
+  if not sent then parts.settle(self.order) end
   for i, group in ipairs(self.list) do
     local now = sent and setmetatable(sent.settings[i], { __index = group })
       or at_this_step(self, group)

@@ -19,6 +19,7 @@ local structure = require "moonshard.nn.structure"
 local watch = require "moonshard.train.watch"
 local options_of = require "moonshard.base.options"
 local ownership = require "moonshard.base.ownership"
+local parts = require "moonshard.nn.parts"
 local check, check_group = options_of.check, options_of.check_group
 require "moonshard.parallel.group"  -- a link's bucket:group() has its collectives
 
@@ -369,6 +370,7 @@ function ddp.ddp(model, options)
   local how = compile_hook(o, low, trained.tensors)
   if hooks._equal_over(how.chain or {}, group) then
     alone.refuse("ddp", trained.tensors, trained.names)
+    parts.refuse("ddp", trained.tensors, trained.names, group)
   end
   ---@type ms.DDPState
   local s = {

@@ -20,6 +20,7 @@ local fsdp_options = require "moonshard.parallel.fsdp.options"
 local units_of = require "moonshard.parallel.fsdp.units"
 local values = require "moonshard.parallel.fsdp.values"
 local ownership = require "moonshard.base.ownership"
+local parts = require "moonshard.nn.parts"
 local strategies = fsdp_options.strategies
 require "moonshard.parallel.group"
 
@@ -135,7 +136,10 @@ local function prepare(model, options)
   listed.check_matches("fsdp", "ignored", o.ignored, model)
   local units, unit_of_module = units_of.find(model, o)
   local later = delayed.find("fsdp", model)
-  for _, unit in ipairs(units) do alone.refuse("fsdp", unit.parameters, unit.names) end
+  for _, unit in ipairs(units) do
+    alone.refuse("fsdp", unit.parameters, unit.names)
+    parts.refuse("fsdp", unit.parameters, unit.names, group)
+  end
   local low = precision.of(o, units, model, unit_of_module)
   local eight = fp8.of(o, units, model, low)
   local count = fsdp_options.count_shards(o, strategy, group)

@@ -10,6 +10,7 @@ local module = require "moonshard.nn.module"
 local options_of = require "moonshard.base.options"
 local overlap = require "moonshard.parallel.overlap"
 local piece = require "moonshard.parallel.shard_piece"
+local whole = require "moonshard.nn.whole"
 local prefetch = require "moonshard.parallel.fsdp.prefetch"
 local precision = require "moonshard.parallel.fsdp.precision"
 local replicas = require "moonshard.parallel.replicas"
@@ -346,6 +347,8 @@ end
 
 -- For checkpoints: f(source, first, count) for what load_state will read of a state of sources.
 function FSDP:_each_source(given, f)
+  local of_parts = state.part_items(sharded_of(self, "load_state"))
+  if of_parts then return whole.each_source(of_parts, given, f) end
   for _, item in ipairs(state.items(sharded_of(self, "load_state"))) do
     local value = item.tensor and given[item.name]
     if value and piece.is_source(value) and piece.same_shape(value:shape(), item.shape) then

@@ -10,6 +10,7 @@ local files = require "moonshard.nn.files"
 local module = require "moonshard.nn.module"
 local options_of = require "moonshard.base.options"
 local piece = require "moonshard.parallel.shard_piece"
+local whole = require "moonshard.nn.whole"
 local ownership = require "moonshard.base.ownership"
 
 local state = {}
@@ -176,6 +177,8 @@ end
 ---@param s ms.FSDPState
 ---@return table<string, ms.Tensor>
 function state.full(s)
+  local items = state.part_items(s)
+  if items then return whole.full("state", items) end
   local found = {}
   for _, item in ipairs(state.items(s)) do
     local flat
@@ -188,10 +191,37 @@ function state.full(s)
   return found
 end
 
+--- Of a model with declared parameters (nn/parts.lua), what this rank has, as items of
+--- nn/whole.lua: all ranks of the world have one model, of which this sharded one is a part. nil:
+--- none is declared.
+---@param s ms.FSDPState
+---@return ms.PartItem[]?
+function state.part_items(s)
+  if not whole.has(s.wrapped) then return nil end
+  if next(s.groups) then
+    core.raise "fsdp: group_of and parameters of nn.split, nn.owned or nn.shared in one model: \z
+      nn.owned declares what group_of shares"
+  end
+  local list = {}
+  for _, item in ipairs(own_items(s)) do
+    local r = whole.region_of(item.tensor)
+    list[#list + 1] = {
+      name = item.name, dtype = item.dtype, shape = r and r.shape or item.shape, region = r,
+      first = item.first, count = item.count, tensor = item.tensor,
+      is_shard = item.position ~= nil,
+      flat = item.position and own_part(s, item)
+        or core.no_grad(function() return item.tensor:detach():contiguous():view(-1) end),
+    }
+  end
+  return list
+end
+
 --- What this rank has: pieces of sharded tensors, in their memory, and the others as they are.
 ---@param s ms.FSDPState
 ---@return table<string, ms.Tensor|ms.Piece>
 function state.pieces(s)
+  local items = state.part_items(s)
+  if items then return whole.pieces("state", items) end
   local found = {}
   for _, item in ipairs(state.items(s)) do
     if item.position then
@@ -320,6 +350,11 @@ end
 ---@param options? ms.LoadOptions
 function state.load(s, given, options)
   options_of.argument("load_state", "state", given, "table")
+  local of_parts = state.part_items(s)
+  if of_parts then
+    whole.load_state(of_parts, given, options)
+    return s.sharded:note_written()
+  end
   local o, items = options_of.check("load_state", options, { partial = "boolean" }), state.items(s)
   local from, problem = how_given(s, items, given, o.partial)
   if problem then core.raise("load_state: " .. problem) end
@@ -361,6 +396,23 @@ local function copy_problem(items, given, copies)
   end
 end
 
+-- The same for a model with declared parameters.
+local function read_parts(s, items, path, options, reader)
+  local found, message, code = files.find(reader or s.wrapped, path)
+  message, code = agree(core.world(), message, code)
+  if not message then
+    local ok, why = pcall(whole.load_state, items, found.state, options)
+    if not ok then
+      message, code = ("%s: %s"):format(files.first_of(path),
+        tostring(why):match "load_state: (.*)" or tostring(why)), "mismatch"
+    end
+    s.sharded:note_written()
+  end
+  if found then files.close(found) end
+  if message then return core.refuse(message, code) end
+  return true
+end
+
 --- Reads files into the model, each rank what it has. All ranks call it.
 ---@param s ms.FSDPState
 ---@param path string|string[]
@@ -370,6 +422,8 @@ end
 ---@return string? message
 ---@return string? code
 function state.read(s, path, options, reader)
+  local of_parts = state.part_items(s)
+  if of_parts then return read_parts(s, of_parts, path, options, reader) end
   local items = state.items(s)
   local o = options_of.check("load", options, { partial = "boolean" })
   local found, message, code = files.find(reader or s.wrapped, path)
@@ -437,8 +491,13 @@ end
 ---@return string? message
 ---@return string? code
 function state.save(s, path, options)
+  local dtype, of_parts = files.check_save(s.wrapped, path, options), state.part_items(s)
+  if of_parts then
+    return whole.write("save", of_parts, function(list)
+      return files.begin(s.wrapped, path, list, dtype)
+    end)
+  end
   local items = state.items(s)
-  local dtype = files.check_save(s.wrapped, path, options)
   return write(s, items, function() return files.begin(s.wrapped, path, items, dtype) end)
 end
 
