@@ -90,7 +90,8 @@ local names = {
   warn = "moonshard.base.log", einsum = "moonshard.composed",
   stream = "moonshard.parallel.future", all = "moonshard.parallel.future",
   world = "moonshard.parallel.group", ddp = "moonshard.parallel.ddp",
-  fsdp = "moonshard.parallel.fsdp", overlap = "moonshard.parallel.overlap",
+  fsdp = "moonshard.parallel.fsdp", pipeline = "moonshard.parallel.pipeline",
+  overlap = "moonshard.parallel.overlap",
   buckets = "moonshard.parallel.ddp.buckets", prefetch = "moonshard.parallel.fsdp.prefetch",
 }
 

@@ -62,6 +62,7 @@ describe("the annotations", function()
     ["ms.LanguageModel"] = ms.nn.gpt2 { vocab = 4, context = 4, layers = 1, width = 4, heads = 1 },
     ["ms.Optimizer"] = ms.optim.sgd(layer), ["ms.Scaler"] = ms.optim.scaler(),
     ["ms.Stream"] = ms.stream(), ["ms.Group"] = ms.world(),
+    ["ms.Pipeline"] = ms.pipeline { chunks = ms.nn.Linear(2, 2), microbatches = 1 },
     ["ms.DDP"] = ddp, ["ms.fsdp"] = ms.fsdp, ["ms.FSDP"] = fsdp,
     ["ms.Bucket"] = bucket, ["ms.State"] = ms.hooks.state "of_api_spec",
     ["ms.hooks"] = ms.hooks, ["ms.Future"] = ms.all {},
@@ -79,7 +80,7 @@ describe("the annotations", function()
     ["ms.Stage"] = true, ["ms.EvalOptions"] = true,
     ["ms.OverlapPlanner"] = true, ["ms.BucketsPlanner"] = true,
     ["ms.PrefetchPlanner"] = true, ["ms.GenerateOptions"] = true,
-    ["ms.JsonLoaderOptions"] = true,
+    ["ms.JsonLoaderOptions"] = true, ["ms.PipelineOptions"] = true,
   }
 
   for class, fields in pairs(classes) do
@@ -255,6 +256,8 @@ describe("the annotations", function()
     end
   end
   takes["ms.nn.alone"] = with(of(ms.nn, "alone", ms.nn.Linear(2, 2)), "merge", "mean")
+  takes["ms.pipeline"] = with(with(function(o) ms.pipeline(o) end, "microbatches", 1), "chunks",
+    ms.nn.Linear(2, 2))
   takes["ms.nn.owned"] = of(ms.nn, "owned", ms.nn.Linear(2, 2), ms.world())
   takes["ms.nn.split"] = function(o) ms.nn.split(ms.nn.Linear(2, 2).weight, ms.world(), o) end
   takes["ms.nn.Dropout"] = of(ms.nn, "Dropout", 0.1)

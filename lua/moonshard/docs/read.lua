@@ -41,6 +41,7 @@ read.parts = {
   { "train", "Training" }, { "files", "Files, checkpoints, traces" },
   { "group", "Groups and collectives" }, { "ddp", "Data parallel models" },
   { "fsdp", "Sharded models" }, { "hooks", "Communication hooks" }, { "planners", "Planners" },
+  { "pipeline", "Pipelines" },
 }
 
 --- Splits at a character that is outside of brackets and quotes.

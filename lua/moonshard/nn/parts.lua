@@ -573,12 +573,25 @@ function parts.refuse_early(what, p)
   end
 end
 
---- The number of elements that a parameter has in the whole model.
----@param p ms.Parameter
+--- The number of elements of these parameters in the whole model, and of those that are trained.
+--- All ranks of its axes call it, and it blocks for them.
+---@param parameters ms.Parameter[]
 ---@return integer
-function parts.whole_count(p)
-  local own = declared[p]
-  return own and own.split and piece.elements(own.split.region.shape) or p:numel()
+---@return integer
+function parts.count(parameters)
+  local axes, numbers = parts.axes(parameters), { 0, 0 }
+  for _, p in ipairs(parameters) do
+    local own, codes = declared[p], ownership.coded[p]
+    local r = own and own.split and own.split.region
+    local elements = r and region.count(r, 0, piece.elements(r.part))
+      or piece.elements(codes and codes.shape or p:full_shape())
+    if parts.counts(p, axes) then
+      numbers[1] = numbers[1] + elements
+      if p:requires_grad() then numbers[2] = numbers[2] + elements end
+    end
+  end
+  for _, axis in ipairs(axes) do numbers = axis:_share("sum", "i64", numbers, "parameters") end
+  return numbers[1], numbers[2]
 end
 
 return parts

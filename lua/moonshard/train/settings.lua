@@ -5,8 +5,8 @@ local jsonl = require "moonshard.data.jsonl"
 local launch = require "moonshard.base.launch"
 local log = require "moonshard.base.log"
 local module = require "moonshard.nn.module"
-local ownership = require "moonshard.base.ownership"
 local vocabulary = require "moonshard.tokenizer.vocabulary"
+local parts_of = require "moonshard.nn.parts"
 local plans = require "moonshard.parallel.overlap.plans"
 
 local settings = {}
@@ -214,13 +214,7 @@ end
 
 -- "llama, 3.29M parameters, of which 65536 are trained"
 local function describe_model(self)
-  local count, trained = 0, 0
-  for _, p in ipairs(self.parameters) do
-    local elements, codes = 1, ownership.coded[p]
-    for _, size in ipairs(codes and codes.shape or p:full_shape()) do elements = elements * size end
-    count = count + elements
-    if p:requires_grad() then trained = trained + elements end
-  end
+  local count, trained = parts_of.count(self.parameters)
   local function short(n) return n >= 1e6 and ("%.2fM"):format(n / 1e6) or tostring(n) end
   return ("%s, %s parameters%s"):format(tostring(self.o.model):match "^[^:\n]*", short(count),
     trained < count and (", of which %s are trained"):format(short(trained)) or "")

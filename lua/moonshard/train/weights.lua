@@ -53,19 +53,18 @@ local function over(own, group)
   return core.where(equal, core.where(sum:ne(0), 1, factors), factors), rest, sum, equal
 end
 
+--- loss_weight over the ranks of a group; nil: over the passes of this rank alone.
 ---@param values (ms.Tensor|number)[]
 ---@param group? ms.Group
 ---@return fun(i: integer, loss: ms.Tensor): ms.Tensor
-function weights.loss_weight(values, group)
-  options_of.argument("loss_weight", "weights", values, "table")
-  options_of.check_group("loss_weight", "group", group)
+function weights.of_passes(values, group)
   if #values == 0 then core.raise "loss_weight: weights is empty: give one for each pass" end
   local own, factors
   core.no_grad(function()
     local list = {}
     for i, value in ipairs(values) do list[i] = as_tensor("loss_weight", value) end
     own = core.cat(list, 1)
-    factors = over(own, group or core.world())
+    factors = over(own, group)
   end)
   return function(i, loss)
     if math.type(i) ~= "integer" or i < 1 or i > #values then
@@ -75,6 +74,15 @@ function weights.loss_weight(values, group)
     if loss:numel() ~= 1 then core.raise "loss_weight: the loss must have one element" end
     return weighted(loss, own:narrow(1, i, 1):reshape(), factors:narrow(1, i, 1):reshape())
   end
+end
+
+---@param values (ms.Tensor|number)[]
+---@param group? ms.Group
+---@return fun(i: integer, loss: ms.Tensor): ms.Tensor
+function weights.loss_weight(values, group)
+  options_of.argument("loss_weight", "weights", values, "table")
+  options_of.check_group("loss_weight", "group", group)
+  return weights.of_passes(values, group or core.world())
 end
 
 ------------------------------------------------------------------------------------- of ms.train

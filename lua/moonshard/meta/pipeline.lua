@@ -1,0 +1,67 @@
+---@meta
+-- Annotations: pipelines and their schedules.
+
+--- What a schedule is asked for.
+---@class ms.PipelineView
+---@field ranks integer
+---@field chunks integer               of all ranks
+---@field microbatches integer
+
+---@class ms.PipelineOptions
+--- This rank's modules, in the order of their chunks; as many on each rank. A chunk takes what the
+--- chunk before it gives, one or more tensors, and the positions of its microbatch, if `step` gets
+--- some. The first one takes x.
+---@field chunks ms.Module|ms.Module[]
+---@field group? ms.Group              the ranks of the pipeline; all unless given
+--- "1f1b" unless given; or "gpipe", "interleaved", "zb_h1", "zbv", a table of PyTorch in a file that
+--- ends in .csv, or a function.
+---@field schedule? string|fun(view: ms.PipelineView): { placement: integer[][], actions: string[][] }
+---@field microbatches integer         parts of a batch, which it divides evenly
+--- Of the last chunk's first result, y and positions, the mean over the targets;
+--- `logits:cross_entropy(y)` unless given.
+---@field loss? fun(output: ms.Tensor, y: any, positions?: ms.Tensor): ms.Tensor
+--- Ranks of other batches: the loss is the mean over their targets, too. They reduce gradients with
+--- `ms.ddp` or `ms.fsdp` around each chunk.
+---@field data? ms.Group
+---@field max_live? integer            an error if a rank would hold more microbatches of its chunks
+
+--- A pipeline, made by `ms.pipeline`.
+---@class ms.Pipeline
+--- Forward and backward of a batch, in microbatches. Each rank gets the whole batch, or nil where it
+--- has neither the first nor the last chunk. Returns the mean loss over all targets that count, as
+--- `cross_entropy` counts them, on all ranks. Gradients are those of this mean. Shapes and dtypes of
+--- what chunks pass stay those of the first step.
+--- ```lua
+--- local pipe = ms.pipeline { chunks = ms.nn.Linear(4, 3), microbatches = 2 }
+--- local loss = pipe:step(ms.ones { 4, 4 }, ms.tensor { 0, 1, 2, 1 })
+--- loss:shape() --> {}
+--- ```
+---@field step fun(self, x?: ms.Tensor, y?: any, positions?: ms.Tensor): ms.Tensor
+--- The loss of a batch, without gradients.
+--- ```lua
+--- local pipe = ms.pipeline { chunks = ms.nn.Linear(4, 3), microbatches = 2 }
+--- pipe:eval(ms.ones { 4, 4 }, ms.tensor { 0, 1, 2, 1 }):dim() --> 0
+--- ```
+---@field eval fun(self, x?: ms.Tensor, y?: any, positions?: ms.Tensor): ms.Tensor
+
+---@class ms
+--- A model whose chunks are on the ranks of a group. A schedule is a function of numbers to a table:
+--- `placement`, the chunks of each rank, and `actions`, what each rank does in order. "2F0" is the
+--- forward of microbatch 0 through chunk 2; B is the backward, I the gradients of inputs alone and W
+--- those of weights; all count from 0. The table is checked and played before the first step: an
+--- error names the rank and the action. Sends and receives come by themselves; their labels are the
+--- actions. Gradients of a chunk are added in the order of microbatches, so results do not depend on
+--- the schedule. All ranks of the group call it.
+--- ```lua
+--- local function in_turn(view)
+---   local placement, actions = {}, {}
+---   for r = 1, view.ranks do
+---     placement[r], actions[r] = { r - 1 }, { r - 1 .. "F0", r - 1 .. "B0" }
+---   end
+---   return { placement = placement, actions = actions }
+--- end
+--- local net = ms.nn.Linear(4, 3)
+--- local pipe = ms.pipeline { chunks = net, microbatches = 1, schedule = in_turn }
+--- pipe:step(ms.ones { 2, 4 }, ms.tensor { 0, 2 }):dim() --> 0
+--- ```
+---@field pipeline fun(options: ms.PipelineOptions): ms.Pipeline

@@ -1,0 +1,228 @@
+-- Run by every rank of pipeline_spec.lua: a model in chunks, by each schedule, against the same
+-- model on one rank with the whole batch: plain modules and a plain loop.
+local ms = require "moonshard"
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
+local cfg = ms.config {
+  what = "train", schedule = "1f1b", each = 1, microbatches = 4, split = false, tables = 12,
+}
+local nn, world, rank = ms.nn, ms.world(), ms.rank()
+local WIDTH <const>, VOCAB <const>, ROWS <const>, TIME <const> = 6, 11, 2, 5
+local chunks_in_all = world:size() * cfg.each
+
+-- Takes and gives a stream and a change of it, as blocks of GPT-2 do.
+local Block = nn.class "Block"
+function Block:init()
+  self.norm = nn.LayerNorm(WIDTH)
+  self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+end
+function Block:forward(stream, change)
+  if change then stream = stream + change end
+  return stream, self.down(self.up(self.norm(stream)):gelu())
+end
+
+-- The part of a model that a chunk is; the first one has the table, the last one the head.
+local Chunk = nn.class "Chunk"
+function Chunk:init(index)
+  if index == 0 then self.table = nn.Embedding(VOCAB, WIDTH) end
+  self.block = Block()
+  if index == chunks_in_all - 1 then self.head = nn.Linear(WIDTH, VOCAB) end
+end
+function Chunk:forward(x, change)
+  if self.table then x = self.table(x) end
+  local stream
+  stream, change = self.block(x, change)
+  if self.head then return self.head(stream + change) end
+  return stream, change
+end
+
+local function chunks_of_model()
+  ms.seed(3)
+  local list = {}
+  for i = 0, chunks_in_all - 1 do list[i] = Chunk(i) end
+  return list
+end
+
+local function reference(list, x)
+  local change
+  for i = 0, chunks_in_all - 1 do x, change = list[i](x, change) end
+  return x
+end
+
+-- Different numbers of targets that count in each microbatch.
+local function batch(step)
+  local x = ms.randint { ROWS * cfg.microbatches, TIME, high = VOCAB, seed = 50 + step }
+  local y = ms.randint { ROWS * cfg.microbatches, TIME, high = VOCAB, seed = 90 + step }
+  return x, ms.where(x:eq(1), -100, y)
+end
+
+local function pipe_of(list, options)
+  local own = {}
+  local order = {}
+  if cfg.schedule == "zbv" then order = { rank, chunks_in_all - 1 - rank }
+  else for v = 0, cfg.each - 1 do order[v + 1] = v * world:size() + rank end end
+  for i, chunk in ipairs(order) do own[i] = list[chunk] end
+  options.chunks, options.microbatches = own, cfg.microbatches
+  options.schedule = options.schedule or cfg.schedule
+  return ms.pipeline(options), own, order
+end
+
+local what = {}
+
+function what.train()
+  local whole, list = chunks_of_model(), chunks_of_model()
+  local pipe, own, order = pipe_of(list, {})
+  local all = nn.List {}
+  for i = 0, chunks_in_all - 1 do all[i + 1] = whole[i] end
+  local a = ms.optim.sgd(all, { lr = 0.3 })
+  local b = {}
+  for i, chunk in ipairs(own) do b[i] = ms.optim.sgd(chunk, { lr = 0.3 }) end
+  for step in ms.steps(3) do
+    local x, y = batch(step)
+    local loss = reference(whole, x):cross_entropy(y)
+    loss:backward()
+    local before = ms.no_grad(function() return pipe:eval(x, y) end)
+    local got = pipe:step(x, y)
+    assert(math.abs(got:item() / loss:item() - 1) < 1e-6, ("%.9g %.9g"):format(got:item(),
+      loss:item()))
+    assert(math.abs(before:item() / loss:item() - 1) < 1e-6)
+    for i, chunk in ipairs(own) do
+      local names = whole[order[i]]:named_parameters()
+      for k, item in ipairs(chunk:named_parameters()) do
+        local mine, other = item.parameter:grad(), names[k].parameter:grad()
+        local far = (mine - other):norm():item() / (other:norm():item() + 1e-12)
+        assert(far < 2e-6, ("step %d, chunk %d, %s: %g"):format(step, order[i], item.name, far))
+      end
+    end
+    a:step()
+    for _, optimizer in ipairs(b) do optimizer:step() end
+  end
+end
+
+-- Bits do not depend on the schedule.
+function what.same()
+  local function gradients(schedule)
+    local list = chunks_of_model()
+    local pipe, own = pipe_of(list, { schedule = schedule })
+    local x, y = batch(1)
+    local loss = pipe:step(x, y)
+    local found = { loss = loss }
+    for i, chunk in ipairs(own) do
+      for _, item in ipairs(chunk:named_parameters()) do
+        found[i .. item.name] = item.parameter:grad():clone()
+      end
+    end
+    return found
+  end
+  local first = gradients "gpipe"
+  for _, other in ipairs { "1f1b", cfg.split and "zb_h1" or nil } do
+    expect.same(gradients(other), first, other)
+  end
+end
+
+function what.memory()
+  local list = chunks_of_model()
+  local pipe = pipe_of(list, { max_live = world:size() })
+  for r, live in ipairs(pipe.played.live) do assert(live == math.min(world:size() - r + 1,
+    cfg.microbatches)) end
+  expect.fails(function() pipe_of(list, { schedule = "gpipe", max_live = 1 }) end,
+    "gpipe: rank 0 holds", "max_live is 1")
+end
+
+function what.refused()
+  local list = chunks_of_model()
+  local function plan(lists, placement)
+    return function(view)
+      local spread = {}
+      for r = 1, view.ranks do spread[r] = { r - 1 } end
+      return { placement = placement or spread, actions = lists }
+    end
+  end
+  local function fails(lists, ...)
+    local parts = { ... }
+    expect.fails(function() pipe_of(list, { schedule = plan(lists) }) end, "pipeline: ",
+      table.unpack(parts))
+  end
+  cfg.microbatches = 1
+  local function two() return { { "0F0", "0B0" }, { "1F0", "1B0" } } end
+  local function changed(r, i, text)
+    local lists = two()
+    lists[r][i] = text
+    return lists
+  end
+  fails(changed(1, 1, "0F1"), "rank 0: '0F1': there are microbatches 0 to 0", "pipeline.lua:")
+  fails(changed(2, 1, "2F0"), "rank 1: '2F0': there are chunks 0 to 1")
+  fails(changed(2, 1, "0F0"), "rank 1: '0F0': chunk 0 is on rank 0")
+  fails(changed(1, 2, "0F0"), "rank 0: '0F0' comes twice")
+  fails(changed(1, 2, "0X0"), "rank 0: '0X0' is no action")
+  fails({ { "0F0", "0B0" }, { "1F0" } }, "rank 1: '1B0' is missing")
+  fails({ { "0F0", "0B0" }, { "1F0", "1I0" } }, "rank 1: '1W0' is missing")
+  fails({ { "0F0", "0B0" }, { "1F0", "1B0", "1W0" } }, "'1B0' and '1W0': B is I and W in one")
+  fails({ { "0B0", "0F0" }, { "1F0", "1B0" } }, "the ranks wait for each other",
+    "rank 0 waits at '0B0' for '0F0' of rank 0")
+  fails({ { "0F0", "0B0" } }, "actions has a list for each of the 2 ranks")
+  expect.fails(function() pipe_of(list, { schedule = plan(two(), { { 0 }, { 0 } }) }) end,
+    "rank 1: placement: chunk 0 is on rank 0, too")
+  expect.fails(function() pipe_of(list, { schedule = plan(two(), { { 0 }, {} }) }) end,
+    "placement leaves out chunk 1")
+  expect.fails(function() pipe_of(list, { schedule = "1f1" }) end, "there is no schedule '1f1'",
+    "1f1b")
+  cfg.microbatches = 2
+  fails({ { "0F0", "0F1", "0B1", "0B0" }, { "1F0", "1F1", "1B0", "1B1" } },
+    "rank 0: '0B1' comes before the gradients of microbatch 0")
+  cfg.microbatches = 3
+  local pipe = pipe_of(list, {})
+  local x = ms.randint { 4, TIME, high = VOCAB }
+  if rank == 0 or rank == world:size() - 1 then
+    expect.fails(function() pipe:step(x, x) end, "3 microbatches do not divide the 4 rows")
+  end
+  expect.fails(function() ms.pipeline { chunks = nn.GELU(), microbatches = 1 } end,
+    "chunk 1 of rank", "has no parameter")
+end
+
+-- Tables that are made by chance, but valid: all give the bits of gpipe.
+function what.random()
+  local ranks, state = world:size(), 7919 * world:size()
+  local function draw(n)
+    state = (state * 6364136223846793005 + 1442695040888963407) & math.maxinteger
+    return (state >> 20) % n + 1
+  end
+  local function table_of(view)
+    local lists, done, placement = {}, {}, {}
+    for r = 1, ranks do lists[r], placement[r] = {}, { r - 1 } end
+    local next_of, left = {}, 0
+    for c = 0, ranks - 1 do
+      next_of[c] = { F = 0, B = 0 }
+      left = left + 2 * view.microbatches
+    end
+    while left > 0 do
+      local c = draw(ranks) - 1
+      local kind = draw(2) == 1 and "F" or "B"
+      local i = next_of[c][kind]
+      local function ready(chunk, k) return done[chunk .. k .. i] end
+      local ok = i < view.microbatches and (kind == "F" and (c == 0 or ready(c - 1, "F"))
+        or kind == "B" and ready(c, "F") and (c == ranks - 1 or ready(c + 1, "B")))
+      if ok then
+        local text = c .. kind .. i
+        done[text], next_of[c][kind], left = true, i + 1, left - 1
+        table.insert(lists[c + 1], text)
+      end
+    end
+    return { placement = placement, actions = lists }
+  end
+  local list = chunks_of_model()
+  local x, y = batch(2)
+  local function gradients(schedule)
+    local pipe, own = pipe_of(list, { schedule = schedule })
+    local found = { loss = pipe:step(x, y):clone() }
+    for _, item in ipairs(own[1]:named_parameters()) do
+      found[item.name] = item.parameter:grad():clone()
+      item.parameter:set_grad(nil)
+    end
+    return found
+  end
+  local first = gradients "gpipe"
+  for number = 1, cfg.tables do expect.same(gradients(table_of), first, "table " .. number) end
+end
+
+what[cfg.what]()
+print(("rank %d is done"):format(rank))
