@@ -171,6 +171,15 @@ static int reducer_shadow(lua_State *L)
     return 0;
 }
 
+/* reducer:reduce(): the gradients that passes inside no_sync have left */
+static int reducer_reduce(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_lua_refuse_in_hook(L, "reduce", "a hook runs in a reduction");
+    ms_lua_ok(L, ms_reducer_reduce(check_reducer(L)));
+    return 0;
+}
+
 /* reducer:divisor(ranks): the number of ranks that a mean is over. Ranks without inputs contribute
  * zeros; with the smaller divisor the mean is over those that have some. */
 static int reducer_divisor(lua_State *L)
@@ -434,6 +443,7 @@ static const luaL_Reg methods[] = {
     { "free", reducer_free },
     { "outputs", reducer_outputs },
     { "shadow", reducer_shadow },
+    { "reduce", reducer_reduce },
     { "divisor", reducer_divisor },
     { "record", reducer_record },
     { "arrivals", reducer_arrivals },

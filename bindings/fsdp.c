@@ -208,6 +208,15 @@ static int fsdp_sync(lua_State *L)
     return 1;
 }
 
+/* sharded:reduce(): the gradients that passes inside no_sync have left */
+static int fsdp_reduce(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_lua_refuse_in_hook(L, "reduce", "a hook runs in a reduction");
+    ms_lua_ok(L, ms_fsdp_reduce(ms_lua_fsdp(L)));
+    return 0;
+}
+
 /* sharded:replica_sync(yes) -> the setting before */
 static int fsdp_replica_sync(lua_State *L)
 {
@@ -444,6 +453,7 @@ static const luaL_Reg methods[] = {
     { "after_forward", fsdp_after_forward },
     { "begin_part", fsdp_begin_module },
     { "sync", fsdp_sync },
+    { "reduce", fsdp_reduce },
     { "replica_sync", fsdp_replica_sync },
     { "full", fsdp_full },
     { "can_be_partial", fsdp_can_be_partial },

@@ -141,6 +141,7 @@ static ms_status finish(ms_reducer *reducer)
     if (!status) status = ms_times_note(&reducer->times, MS_AT_READY);
     if (!status) status = ms_unused_settle(reducer);
     ms_reducer_enter(reducer, MS_REDUCER_REDUCED);
+    reducer->pass.left = false;
     ms_times_end_pass(&reducer->times);
     return status ? status : call_on_reduced(reducer, MS_REDUCED_ALL);
 }
@@ -153,7 +154,8 @@ static ms_status finish(ms_reducer *reducer)
 static ms_status log_arrival(ms_ddp_parameter *parameter)
 {
     ms_reducer *reducer = parameter->reducer;
-    bool is_ordered = !reducer->settings.static_graph || reducer->pass.counted;
+    bool is_ordered =
+        !reducer->pass.apart && (!reducer->settings.static_graph || reducer->pass.counted);
     if (!reducer->pass.logging || parameter->position >= reducer->count - reducer->delayed
         || !is_ordered)
         return MS_OK;

@@ -208,7 +208,7 @@ ms_status ms_reducer_on_gradient(void *user, ms_tensor *leaf)
     (void)leaf;
     ms_ddp_parameter *parameter = user;
     if (parameter->reducer->phase == MS_REDUCER_LOCAL) {
-        parameter->used = true;
+        parameter->used = parameter->reducer->pass.left = true;
         return MS_OK;
     }
     ms_status status = take_gradient(parameter);
@@ -348,5 +348,51 @@ ms_status ms_reducer_shadow(ms_reducer *reducer)
         for (uint32_t i = 0; i < buckets->items[b].bucket.count && !status; i++)
             status = skip(&reducer->parameters[buckets->items[b].positions[i]]);
     reducer->pass.shadow = false;
+    return status ? ms_reducer_end_job(reducer, status) : MS_OK;
+}
+
+/* --------------------------------------------------- without a backward */
+
+static ms_status refuse_reduce(ms_reducer *reducer)
+{
+    if (reducer->settings.static_graph)
+        return ms_engine_fail(reducer->source.engine, MS_ERROR_STATE,
+                              "ddp: reduce: not with static_graph, which counts the gradients of "
+                              "a backward that reduces");
+    return ms_engine_fail(reducer->source.engine, MS_ERROR_STATE,
+                          "ddp: reduce: no backward inside of no_sync has left gradients since "
+                          "they were reduced");
+}
+
+/* Without find_unused every parameter has a gradient, or ranks would reduce zeros by mistake. */
+static ms_status check_gradients(ms_reducer *reducer)
+{
+    uint32_t missing = 0;
+    if (reducer->settings.find_unused) return MS_OK;
+    for (uint32_t i = 0; i < reducer->count; i++) {
+        bool has = ms_tensor_grad(reducer->parameters[i].tensor) != NULL;
+        reducer->parameters[i].ready = has;
+        missing += !has;
+    }
+    return missing ? missing_gradients(reducer) : MS_OK;
+}
+
+/* As a pass whose forward and backward are over: its times are those of the reduction. */
+ms_status ms_reducer_reduce(ms_reducer *reducer)
+{
+    if (reducer->settings.static_graph || !reducer->pass.left
+        || reducer->phase == MS_REDUCER_REDUCING)
+        return refuse_reduce(reducer);
+    ms_status status = check_gradients(reducer);
+    if (!status) status = ms_reducer_forward(reducer, true);
+    if (status) return ms_reducer_end_job(reducer, status);
+    ms_bucket_list *buckets = &reducer->buckets;
+    reducer->pass.apart = true;
+    status = ms_reducer_forward_end(reducer);
+    ms_reducer_enter(reducer, MS_REDUCER_REDUCING);
+    for (uint32_t b = 0; b < buckets->count && !status; b++)
+        for (uint32_t i = 0; i < buckets->items[b].bucket.count && !status; i++)
+            status = skip(&reducer->parameters[buckets->items[b].positions[i]]);
+    reducer->pass.apart = false;
     return status ? ms_reducer_end_job(reducer, status) : MS_OK;
 }

@@ -95,6 +95,8 @@ typedef struct ms_reducer_pass {
     bool searched; /* the outputs of this forward were searched for unused parameters */
     bool searched_before; /* those of some forward were */
     bool shadow;          /* the rank has no more data and only joins the collectives */
+    bool apart;           /* the reduction runs outside of a backward: nothing came in an order */
+    bool left;            /* passes without synchronization have left gradients */
 } ms_reducer_pass;
 
 /* A reducer. The engine owns it (a list in MS_SLOT_DDP) and frees it with itself at the latest.

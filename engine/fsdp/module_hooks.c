@@ -151,6 +151,22 @@ static ms_status end_pass(ms_fsdp *fsdp)
     return status;
 }
 
+/* Of all units, so that ranks reduce alike. */
+ms_status ms_fsdp_reduce(ms_fsdp *fsdp)
+{
+    bool left = false;
+    ms_status status = ms_fsdp_check_idle(fsdp, "reduce");
+    if (status) return status;
+    for (uint32_t u = 0; u < fsdp->unit_count; u++) left |= ms_unit_has_leftover(&fsdp->units[u]);
+    if (!left)
+        return ms_engine_fail(fsdp->source.engine, MS_ERROR_STATE,
+                              "fsdp: reduce: no backward inside of no_sync has left gradients "
+                              "since they were reduced");
+    status = reduce_leftovers(fsdp);
+    if (!status) status = ms_lockstep_on_end(fsdp, true);
+    return ms_fsdp_end_job(fsdp, status ? status : ms_pass_end(fsdp));
+}
+
 /* A backward that came to uses outside of units only. Unsharded parameters are reduced now, unless
  * the backward of a forward is to come, which does it. */
 static ms_status end_outer_pass(ms_fsdp *fsdp)

@@ -4,10 +4,13 @@ local ms = require "moonshard"
 local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
 local cfg = ms.config {
   what = "train", schedule = "1f1b", each = 1, microbatches = 4, split = false, tables = 12,
+  wrap = "none", stages = 0,
 }
 local nn, world, rank = ms.nn, ms.world(), ms.rank()
 local WIDTH <const>, VOCAB <const>, ROWS <const>, TIME <const> = 6, 11, 2, 5
-local chunks_in_all = world:size() * cfg.each
+-- The ranks of a pipeline follow each other; ranks of one stage have other data.
+local stage, data = world:levels(cfg.stages > 0 and cfg.stages or world:size())
+local chunks_in_all = stage:size() * cfg.each
 
 -- Takes and gives a stream and a change of it, as blocks of GPT-2 do.
 local Block = nn.class "Block"
@@ -48,19 +51,35 @@ local function reference(list, x)
   return x
 end
 
--- Different numbers of targets that count in each microbatch.
-local function batch(step)
-  local x = ms.randint { ROWS * cfg.microbatches, TIME, high = VOCAB, seed = 50 + step }
-  local y = ms.randint { ROWS * cfg.microbatches, TIME, high = VOCAB, seed = 90 + step }
+-- Different numbers of targets that count in each microbatch, and on each data rank.
+local function batch(step, number)
+  local seed = 50 + 7 * step + (number or data:rank())
+  local x = ms.randint { ROWS * cfg.microbatches, TIME, high = VOCAB, seed = seed }
+  local y = ms.randint { ROWS * cfg.microbatches, TIME, high = VOCAB, seed = seed + 1000 }
   return x, ms.where(x:eq(1), -100, y)
+end
+
+-- The batches of all data ranks.
+local function whole_batch(step)
+  local xs, ys = {}, {}
+  for d = 1, data:size() do xs[d], ys[d] = batch(step, d - 1) end
+  return ms.cat(xs, 1), ms.cat(ys, 1)
 end
 
 local function pipe_of(list, options)
   local own = {}
   local order = {}
-  if cfg.schedule == "zbv" then order = { rank, chunks_in_all - 1 - rank }
-  else for v = 0, cfg.each - 1 do order[v + 1] = v * world:size() + rank end end
-  for i, chunk in ipairs(order) do own[i] = list[chunk] end
+  local at = stage:rank()
+  if cfg.schedule == "zbv" then order = { at, chunks_in_all - 1 - at }
+  else for v = 0, cfg.each - 1 do order[v + 1] = v * stage:size() + at end end
+  for i, chunk in ipairs(order) do
+    own[i] = list[chunk]
+    if cfg.wrap == "ddp" then own[i] = ms.ddp(own[i], { group = data })
+    elseif cfg.wrap == "fsdp" then
+      own[i] = ms.fsdp(own[i], { group = data, wrap = { class = "Linear" }, accumulate = "local" })
+    end
+  end
+  options.group, options.data = stage, data
   options.chunks, options.microbatches = own, cfg.microbatches
   options.schedule = options.schedule or cfg.schedule
   return ms.pipeline(options), own, order
@@ -78,14 +97,15 @@ function what.train()
   for i, chunk in ipairs(own) do b[i] = ms.optim.sgd(chunk, { lr = 0.3 }) end
   for step in ms.steps(3) do
     local x, y = batch(step)
-    local loss = reference(whole, x):cross_entropy(y)
+    local all_x, all_y = whole_batch(step)
+    local loss = reference(whole, all_x):cross_entropy(all_y)
     loss:backward()
     local before = ms.no_grad(function() return pipe:eval(x, y) end)
     local got = pipe:step(x, y)
     assert(math.abs(got:item() / loss:item() - 1) < 1e-6, ("%.9g %.9g"):format(got:item(),
       loss:item()))
     assert(math.abs(before:item() / loss:item() - 1) < 1e-6)
-    for i, chunk in ipairs(own) do
+    for i, chunk in ipairs(cfg.wrap ~= "fsdp" and own or {}) do
       local names = whole[order[i]]:named_parameters()
       for k, item in ipairs(chunk:named_parameters()) do
         local mine, other = item.parameter:grad(), names[k].parameter:grad()
@@ -95,6 +115,13 @@ function what.train()
     end
     a:step()
     for _, optimizer in ipairs(b) do optimizer:step() end
+  end
+  for i, chunk in ipairs(own) do
+    local state, other = chunk:state(), whole[order[i]]:state { live = true }
+    for name, t in pairs(state) do
+      local far = (t - other[name]):norm():item() / (other[name]:norm():item() + 1e-12)
+      assert(far < 2e-6, ("chunk %d, %s: %g"):format(order[i], name, far))
+    end
   end
 end
 
@@ -121,8 +148,8 @@ end
 
 function what.memory()
   local list = chunks_of_model()
-  local pipe = pipe_of(list, { max_live = world:size() })
-  for r, live in ipairs(pipe.played.live) do assert(live == math.min(world:size() - r + 1,
+  local pipe = pipe_of(list, { max_live = stage:size() })
+  for r, live in ipairs(pipe.played.live) do assert(live == math.min(stage:size() - r + 1,
     cfg.microbatches)) end
   expect.fails(function() pipe_of(list, { schedule = "gpipe", max_live = 1 }) end,
     "gpipe: rank 0 holds", "max_live is 1")
@@ -172,7 +199,7 @@ function what.refused()
   cfg.microbatches = 3
   local pipe = pipe_of(list, {})
   local x = ms.randint { 4, TIME, high = VOCAB }
-  if rank == 0 or rank == world:size() - 1 then
+  if stage:rank() == 0 or stage:rank() == stage:size() - 1 then
     expect.fails(function() pipe:step(x, x) end, "3 microbatches do not divide the 4 rows")
   end
   expect.fails(function() ms.pipeline { chunks = nn.GELU(), microbatches = 1 } end,
@@ -181,7 +208,7 @@ end
 
 -- Tables that are made by chance, but valid: all give the bits of gpipe.
 function what.random()
-  local ranks, state = world:size(), 7919 * world:size()
+  local ranks, state = stage:size(), 7919 * stage:size()
   local function draw(n)
     state = (state * 6364136223846793005 + 1442695040888963407) & math.maxinteger
     return (state >> 20) % n + 1

@@ -13,6 +13,13 @@ describe("a pipeline", function()
     job("2 --thread-ranks", "schedule=interleaved each=2")
   end)
 
+  it("has chunks that ddp and fsdp reduce over ranks with other data", function()
+    for _, wrap in ipairs { "ddp", "fsdp" } do
+      job("4 --thread-ranks", "stages=2 wrap=" .. wrap)
+      job("4 --thread-ranks", "stages=2 each=2 schedule=interleaved wrap=" .. wrap)
+    end
+  end)
+
   it("gives the same bits by any schedule", function()
     job("3 --thread-ranks", "what=same microbatches=5")
     for _, ranks in ipairs { 2, 3, 6 } do

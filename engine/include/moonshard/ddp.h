@@ -94,6 +94,11 @@ MS_API ms_status ms_reducer_outputs(ms_reducer *reducer, ms_tensor *const *outpu
  * part in the reductions of their backward, with zeros, and leaves this rank's gradients as they
  * are. on_reduced is not called. */
 MS_API ms_status ms_reducer_shadow(ms_reducer *reducer);
+/* Reduces the gradients that passes without synchronization have left, as the end of a synchronized
+ * backward does, bucket by bucket. All ranks call it, outside of a backward. MS_ERROR_STATE if no
+ * such pass has come since gradients were reduced, or with static_graph; if a parameter has no
+ * gradient, unless find_unused is set. */
+MS_API ms_status ms_reducer_reduce(ms_reducer *reducer);
 /* Call forward_end after the forward: it marks this moment for statistics. Optional; without it the
  * times of forward and backward are 0. */
 MS_API ms_status ms_reducer_forward_end(ms_reducer *reducer);

@@ -168,6 +168,10 @@ MS_API void ms_fsdp_begin_module(ms_fsdp *fsdp, uint32_t unit, uint32_t module);
 
 /* Whether the backwards to come reduce. Returns what it was; true at first. */
 MS_API bool ms_fsdp_set_sync(ms_fsdp *fsdp, bool yes);
+/* Reduces the gradients that passes without synchronization have left, as the end of a synchronized
+ * backward does, unit by unit. All ranks call it, between passes. MS_ERROR_STATE if there are none.
+ */
+MS_API ms_status ms_fsdp_reduce(ms_fsdp *fsdp);
 /* Hybrid shards: whether they also reduce between replicas. Without, the sums over the shard group
  * are kept, and are a part of the next reduction between replicas; until then they are no gradient.
  * Returns what it was; true at first. It has no effect unless ms_fsdp_can_be_partial: the kind is

@@ -123,6 +123,17 @@
 --- model.module.weight:grad() --> { { 2.0, 2.0 } }
 --- ```
 ---@field no_sync fun(self, f: function)
+--- Reduces the gradients that passes inside `no_sync` have left, as the end of a backward that
+--- reduces does: through the hook, with optimizers that step in backward. For loops in which no pass
+--- is the last one, such as pipelines. All ranks call it. Raises without such a pass since the last
+--- reduction, and with static_graph.
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(2, 1))
+--- model:no_sync(function() model(ms.ones { 1, 2 }):sum():backward() end)
+--- model:reduce()
+--- model:clip_grad_norm(math.huge):item() > 1.7 --> true
+--- ```
+---@field reduce fun(self)
 --- Handles uneven inputs: after f has returned on this rank, the rank takes part with zeros until f
 --- has returned on all ranks. `divisor` is the number by which a mean of gradients is divided.
 --- "all" (the default) is the group's size: ranks without inputs count as zeros. "live" is the

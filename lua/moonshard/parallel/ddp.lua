@@ -206,6 +206,22 @@ function DDP:no_sync(f)
   return f()
 end
 
+function DDP:reduce()
+  local s = state_of(self)
+  if not s.reducer then core.raise "reduce: this model was unwrapped" end
+  if s.no_sync then core.raise "reduce: inside no_sync gradients are not reduced" end
+  if s.joining then
+    core.raise "reduce: inside join ranks without inputs left would not take part: let the last \z
+      backward reduce"
+  end
+  structure.check_ddp(s)
+  if s.plan then buckets.begin(s) end
+  overlap.await(s)
+  overlap.begin(s, true)
+  s.rebuild = nil
+  s.reducer:reduce()
+end
+
 ---@param count integer
 ---@param f fun(i: integer)
 function DDP:accumulate(count, f)

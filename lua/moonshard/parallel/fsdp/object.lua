@@ -108,6 +108,17 @@ function FSDP:no_sync(f)
   return within(s, "sync", f)
 end
 
+function FSDP:reduce()
+  local s = outside_join(self, "reduce")
+  local before = s.sharded:sync(true)
+  s.sharded:sync(before)
+  if not before then core.raise "reduce: inside no_sync gradients are not reduced" end
+  s.sharded:check_idle("reduce")
+  overlap.await(s)
+  overlap.begin(s, true)
+  s.sharded:reduce()
+end
+
 -- The setting that is off in passes of a window before the last.
 local off_before_last = { ["local"] = "sync", shard = "replica_sync" }
 
