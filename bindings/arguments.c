@@ -4,6 +4,7 @@
 
 #include <ctype.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,9 +43,21 @@ static void refuse_missing_self(lua_State *L)
     lua_settop(L, top);
 }
 
-/* The error names the line that made the tensor and why it is gone, since the line that uses it is
+#define MS_GONE_BYTES 400
+
+/* The text names the line that made the tensor and why it is gone, since the line that uses it is
  * rarely the one that is wrong. handle->script is the line that made it; it is a number of the
  * engine's table of strings, and 0 if no script did. */
+static const char *explain_gone(const ms_handle *handle, char text[MS_GONE_BYTES])
+{
+    const char *line =
+        handle->script ? ms_strings_get(ms_engine_strings(handle->runtime->engine), handle->script)
+                       : "";
+    snprintf(text, MS_GONE_BYTES, "the tensor made at %s %s", *line ? line : "an unknown line",
+             handle->gone ? handle->gone : "was closed");
+    return text;
+}
+
 ms_handle *ms_lua_handle(lua_State *L, int index)
 {
     ms_handle *handle = luaL_testudata(L, index, MS_TENSOR_TYPE);
@@ -53,15 +66,23 @@ ms_handle *ms_lua_handle(lua_State *L, int index)
         luaL_typeerror(L, index, "ms.Tensor");
     }
     if (!handle->tensor) {
-        const char *line =
-            handle->script
-                ? ms_strings_get(ms_engine_strings(handle->runtime->engine), handle->script)
-                : "";
-        if (!*line) line = "an unknown line";
-        ms_lua_error(L, "the tensor made at %s %s", line,
-                     handle->gone ? handle->gone : "was closed");
+        char text[MS_GONE_BYTES];
+        ms_lua_error(L, "%s", explain_gone(handle, text));
     }
     return handle;
+}
+
+/* Callers are below the engine, which must not be unwound, so nothing here raises. A handle that
+ * was finalized has no tensor either. */
+ms_handle *ms_lua_returned(lua_State *L, int index, char text[MS_RETURNED_BYTES])
+{
+    char gone[MS_GONE_BYTES];
+    ms_handle *handle = luaL_testudata(L, index, MS_TENSOR_TYPE);
+    if (handle && handle->tensor) return handle;
+    if (handle)
+        snprintf(text, MS_RETURNED_BYTES, "tensor that is gone (%s)", explain_gone(handle, gone));
+    else snprintf(text, MS_RETURNED_BYTES, "%s", luaL_typename(L, index));
+    return NULL;
 }
 
 /* The tensor is borrowed: the handle on the stack keeps it as long as the bound function runs,

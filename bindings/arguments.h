@@ -9,6 +9,11 @@ ms_handle *ms_lua_handle(lua_State *L, int index); /* raises unless it is a live
 ms_tensor *ms_lua_tensor(lua_State *L, int index);
 ms_tensor *ms_lua_optional_tensor(lua_State *L, int index); /* NULL for nil or none */
 bool ms_lua_is_tensor(lua_State *L, int index);
+/* For all that takes tensors from what a Lua function has returned: the tensor's handle, or NULL
+ * and in text what the value is instead: the name of its type, or that its tensor is gone, and why.
+ * It raises nothing. */
+#define MS_RETURNED_BYTES 440
+ms_handle *ms_lua_returned(lua_State *L, int index, char text[MS_RETURNED_BYTES]);
 /* An integer in low .. high; `what` names it in the error. */
 int64_t ms_lua_integer(lua_State *L, int index, int64_t low, int64_t high, const char *what);
 /* A dimension from 1 or from the end, as 0-based; dims of the tensor. */

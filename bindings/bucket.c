@@ -543,19 +543,16 @@ static bool open_future(lua_State *L, ms_point *ready)
 static ms_status take_result(lua_State *L, const ms_callback *callback, const ms_bucket *bucket,
                              ms_tensor **result, ms_point *ready)
 {
-    char text[64];
     bool future = lua_istable(L, -1);
     if (future && !open_future(L, ready))
         return wrong_result(L, callback, bucket,
                             "its future has no value yet: nothing will give it one");
-    ms_handle *handle = luaL_testudata(L, -1, MS_TENSOR_TYPE);
+    char text[MS_RETURNED_BYTES], what[MS_RETURNED_BYTES + 32];
+    ms_handle *handle = ms_lua_returned(L, -1, text);
     if (!handle) {
-        snprintf(text, sizeof text, "it returned a %s%s", future ? "future of a " : "",
-                 luaL_typename(L, -1));
-        return wrong_result(L, callback, bucket, text);
+        snprintf(what, sizeof what, "it returned a %s%s", future ? "future of a " : "", text);
+        return wrong_result(L, callback, bucket, what);
     }
-    if (!handle->tensor)
-        return wrong_result(L, callback, bucket, "it returned a tensor that is gone");
     ms_tensor *row = NULL;
     ms_status status = ms_bucket_row(handle->tensor, &row);
     if (!status) status = ms_bucket_check_result(bucket, NULL, row);

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "bindings/arguments.h"
 #include "bindings/call.h"
 #include "bindings/fields.h"
 #include "bindings/handles.h"
@@ -45,11 +46,11 @@ static ms_callback *new_callback(lua_State *L, int anchor)
 /* The tensor on top, owned. */
 static ms_status take_tensor(lua_State *L, ms_engine *engine, const char *what, ms_tensor **out)
 {
-    ms_handle *handle = luaL_testudata(L, -1, MS_TENSOR_TYPE);
-    if (!handle || !handle->tensor)
+    char text[MS_RETURNED_BYTES];
+    const ms_handle *handle = ms_lua_returned(L, -1, text);
+    if (!handle)
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
-                              "%s: it returned a %s; a tensor is expected", what,
-                              handle ? "tensor that is gone" : luaL_typename(L, -1));
+                              "%s: it returned a %s; a tensor is expected", what, text);
     *out = ms_tensor_retain(handle->tensor);
     return MS_OK;
 }

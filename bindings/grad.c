@@ -218,14 +218,14 @@ static ms_status gradient_hook(void *user, ms_tensor *gradient, ms_tensor **repl
     lua_pushlightuserdata(L, gradient);
     ms_status status = ms_lua_hook(L, runtime, 1, 1);
     if (status) return status;
-    ms_handle *returned = luaL_testudata(L, -1, MS_TENSOR_TYPE);
+    char text[MS_RETURNED_BYTES];
+    const ms_handle *returned = lua_isnil(L, -1) ? NULL : ms_lua_returned(L, -1, text);
     /* A hook that wrote its argument in place and returns it replaces nothing. */
-    if (returned && returned->tensor && returned->tensor != gradient)
-        *replacement = ms_tensor_retain(returned->tensor);
+    if (returned && returned->tensor != gradient) *replacement = ms_tensor_retain(returned->tensor);
     else if (!returned && !lua_isnil(L, -1))
         status = ms_engine_fail(runtime->engine, MS_ERROR_ARGUMENT,
-                                "on_grad: the hook returned %s; a tensor or nothing is expected",
-                                luaL_typename(L, -1));
+                                "on_grad: the hook returned a %s; a tensor or nothing is expected",
+                                text);
     lua_pop(L, 1);
     return status;
 }
@@ -582,12 +582,11 @@ static void take_outputs(lua_State *L, int base, recompute_io *io)
         ms_lua_error(L, "recompute: the function returned %d values; 1 to %d tensors are expected",
                      results, MS_RECOMPUTE_OUTPUTS);
     /* All are checked before the first is retained: an error must not leave a reference. */
-    for (int i = 0; i < results; i++) {
-        if (!ms_lua_is_tensor(L, base + i))
+    char text[MS_RETURNED_BYTES];
+    for (int i = 0; i < results; i++)
+        if (!ms_lua_returned(L, base + i, text))
             ms_lua_error(L, "recompute: value %d that the function returned is a %s, not a tensor",
-                         i + 1, luaL_typename(L, base + i));
-        ms_lua_tensor(L, base + i);
-    }
+                         i + 1, text);
     for (int i = 0; i < results; i++) io->outputs[i] = ms_tensor_retain(ms_lua_tensor(L, base + i));
     io->count = (uint32_t)results;
 }

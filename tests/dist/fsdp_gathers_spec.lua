@@ -26,6 +26,10 @@ describe("what travels in fsdp's gathers", function()
     { "before_gather = function(t) return t:narrow(1, 1, 2) end",
       "before_gather, without after_gather," },
     { "before_gather = function() end", "before_gather: it returned a nil" },
+    { "before_gather = function() return gone end",
+      "before_gather: it returned a tensor that is gone (the tensor made at", "when its step" },
+    { "after_gather = function() return gone end",
+      "after_gather: it returned a tensor that is gone (the tensor made at", "when its step" },
     { "before_gather = function() error 'broken' end", "broken" },
     { "before_gather = function(t) if ms.rank() == 1 then error 'broken' end return t end",
       "broken" },
@@ -42,6 +46,8 @@ describe("what travels in fsdp's gathers", function()
       local file = folder .. "/recipe.lua"
       command.write(file, ([[
         local ms = require "moonshard"
+        local gone
+        for _ in ms.steps(1) do gone = ms.ones { 72 } end
         -- A rank may meet the error of another one before it has made its model.
         local ok, message = pcall(function()
           local model = ms.fsdp(ms.nn.Sequential(ms.nn.Linear(8, 8), ms.nn.Linear(8, 8)), {

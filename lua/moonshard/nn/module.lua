@@ -165,6 +165,9 @@ local function on_gradients(object, what, tensors, list)
       arrived = {}
       local gradients = run_hooks(what, list, object, given)
       if gradients == given then return end
+      if gradients[1] == nil then
+        core.raise(("a %s hook returned a list without a gradient"):format(what))
+      end
       if #wanted > 1 then
         core.raise(("a %s hook replaced one of %d gradients; that is possible where there is one")
           :format(what, #wanted))
