@@ -33,7 +33,8 @@
 --  9. An argument that is a future may also be a tensor, which is ready on the current stream. An
 --     argument that scales a tensor may be a number or a one-element tensor.
 -- 10. Objects that have something to save have `state()` and `load_state(t)`. A state is a plain
---     table of tensors, numbers, strings, booleans and tables.
+--     table of tensors, numbers, strings, booleans and tables. `pairs` over it, and over other
+--     tables of tensors by name, goes in the order of names, the same on all ranks.
 -- 11. Sizes are in bytes and times in milliseconds; names say so (`budget_bytes`, `ready_ms`).
 -- 12. Work on tensors is enqueued on the current stream, in the order of the calls. A result is a
 --     new tensor unless its description calls it a view or the operator ends in `_`.

@@ -1,5 +1,6 @@
 -- Safetensors files: the part `ms.safetensors`.
 local core = require "moonshard.core"
+local named = require "moonshard.base.named"
 local options_of = require "moonshard.base.options"
 local argument = options_of.argument
 
@@ -21,7 +22,7 @@ function safetensors.load(path, names)
     for name in pairs(file:entries()) do names[#names + 1] = name end
     table.sort(names)
   end
-  local tensors = {}
+  local tensors = named.table {}
   for _, name in ipairs(names) do
     local tensor, why, kind = file:load(name)
     if not tensor then
@@ -78,7 +79,7 @@ function safetensors.header(path)
   argument("safetensors.header", "path", path, "string")
   local file, message, code = core.safetensors_open(path)
   if not file then return nil, message, code end
-  local entries, metadata = file:entries(), file:metadata()
+  local entries, metadata = named.table(file:entries()), file:metadata()
   file:close()
   return entries, metadata
 end

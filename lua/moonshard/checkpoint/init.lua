@@ -7,6 +7,7 @@
 -- that a flipped bit anywhere is detected. Nothing in a checkpoint is executed.
 local apart = require "moonshard.checkpoint.apart"
 local core = require "moonshard.core"
+local named = require "moonshard.base.named"
 local layouts = require "moonshard.parallel.ddp.layouts"
 local lock = require "moonshard.checkpoint.lock"
 local log = require "moonshard.base.log"
@@ -316,7 +317,7 @@ end
 -- Decodes the values that things name, and all values without tensors. Checks the hash of all that
 -- it reads, and of all that things will read. Changes nothing yet.
 local function decode_all(path, manifest, files, things)
-  local reader, result = reader_of(path, manifest, files), {}
+  local reader, result = reader_of(path, manifest, files), named.table {}
   for name, value in sorted_pairs(manifest.values) do
     local ok, decoded = true, nil
     if things[name] ~= nil or not values_of.holds_tensor(value) then

@@ -1,6 +1,7 @@
 -- Values of states as JSON: {"$tensor": name} represents a tensor, which is kept elsewhere. What
 -- JSON cannot hold exactly becomes a marked object.
 local core = require "moonshard.core"
+local named = require "moonshard.base.named"
 local piece = require "moonshard.parallel.shard_piece"
 
 local values = {}
@@ -92,7 +93,7 @@ function decode(value, tensor)
   if value["$bytes"] then
     return (value["$bytes"]:gsub("%x%x", function(hex) return string.char(tonumber(hex, 16)) end))
   end
-  local made = {}
+  local made = #value == 0 and named.table {} or {}
   if value["$table"] then
     for _, pair in ipairs(value["$table"]) do
       made[decode(pair[1], tensor)] = decode(pair[2], tensor)

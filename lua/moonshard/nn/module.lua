@@ -1,5 +1,6 @@
 -- Modules: Lua objects that own parameters, buffers and other modules, in order of assignment.
 local core = require "moonshard.core"
+local named = require "moonshard.base.named"
 local names = require "moonshard.nn.names"
 local options_of = require "moonshard.base.options"
 local piece = require "moonshard.parallel.shard_piece"
@@ -69,7 +70,7 @@ local function is_named(value) return module.is_module(value) or core.is_paramet
 
 -- Whether a plain table has a module or a parameter in it, at most so deep.
 local function holds_named(value, depth)
-  if type(value) ~= "table" or getmetatable(value) ~= nil or depth == 0 then return false end
+  if not named.is_plain(value) or depth == 0 then return false end
   for _, item in next, value do
     if is_named(item) or holds_named(item, depth - 1) then return true end
   end
@@ -468,7 +469,7 @@ end
 
 ---@return table<string, ms.Tensor>
 function Module:buffers()
-  local buffers = {}
+  local buffers = named.table {}
   each_tensor(self, function(name, t, is_parameter)
     if not is_parameter then buffers[name] = t end
   end)
@@ -709,8 +710,8 @@ function module.copied(value, is_live)
     return piece.new(module.copied(value.tensor), value.shape, value.first, value.saves,
       value.region)
   end
-  if type(value) ~= "table" or getmetatable(value) then return value end
-  local made = {}
+  if not named.is_plain(value) then return value end
+  local made = named.table {}
   for key, item in pairs(value) do made[key] = module.copied(item, is_live) end
   return made
 end
@@ -734,7 +735,7 @@ function Module:state(options)
   if (kind == "sharded" or not live) and parts.has(self) then
     return parts.state(self, kind, live)
   end
-  local state = {}
+  local state = named.table {}
   each_tensor(self, function(name, t, _, saved)
     if saved and is_piece(t) then
       core.raise(("state: this rank has a piece of '%s': call state() of the fsdp model (what \z

@@ -8,6 +8,7 @@
 local agree = require "moonshard.parallel.agree"
 local core = require "moonshard.core"
 local module = require "moonshard.nn.module"
+local named = require "moonshard.base.named"
 local options_of = require "moonshard.base.options"
 local ownership = require "moonshard.base.ownership"
 local parts = require "moonshard.nn.parts"
@@ -187,7 +188,7 @@ end
 ---@param items ms.PartItem[]
 ---@return table<string, ms.Tensor>
 function whole.full(what, items)
-  local found, own = {}, by_name(items)
+  local found, own = named.table {}, by_name(items)
   for _, one in ipairs((whole.plan(what, items))) do
     local flat
     if core.world():rank() == 0 then
@@ -204,7 +205,7 @@ end
 ---@param items ms.PartItem[]
 ---@return table<string, ms.Piece>
 function whole.pieces(what, items)
-  local found, _, saves = {}, whole.plan(what, items)
+  local found, _, saves = named.table {}, whole.plan(what, items)
   for _, item in ipairs(items) do
     found[item.name] =
       piece.new(item.flat, item.shape, item.first, saves[item.name], item.region)

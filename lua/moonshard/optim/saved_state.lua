@@ -1,5 +1,6 @@
 -- What an optimizer saves and loads: its state by names of parameters, and its groups.
 local core = require "moonshard.core"
+local named = require "moonshard.base.named"
 local module = require "moonshard.nn.module"
 local copied = require "moonshard.optim.copied"
 local layouts = require "moonshard.parallel.ddp.layouts"
@@ -53,12 +54,16 @@ function Optimizer:state(options)
     saved.parameters = saved_pieces.change(self, models, saved.parameters, wanted)
   end
   if not saved.parameters then return {} end
-  if live then return saved end
+  if live then
+    for _, state in pairs(saved.parameters) do named.table(state) end
+    named.table(saved.parameters)
+    return named.table(saved)
+  end
   local own = {}
   for _, slot in pairs(self.slots) do for _, value in pairs(slot.state) do own[value] = true end end
   saved.groups = module.copied(saved.groups)
   saved.parameters = module.copied(saved.parameters, function(t) return own[t] == true end)
-  return saved
+  return named.table(saved)
 end
 
 -- A text about what of a state does not fit the optimizer; nil if all does. foreign: names of

@@ -2,6 +2,7 @@
 local alone = require "moonshard.nn.alone"
 local buckets = require "moonshard.parallel.ddp.buckets"
 local core = require "moonshard.core"
+local named = require "moonshard.base.named"
 local future = require "moonshard.parallel.future"
 local hooks = require "moonshard.hooks"
 local layouts = require "moonshard.parallel.ddp.layouts"
@@ -100,7 +101,7 @@ end
 local function collect(model, o)
   local all = { tensors = {}, names = {} }
   local trained = { tensors = {}, names = {}, delayed = 0, left_out = {} }
-  local buffers = { tensors = {}, by_name = {} }
+  local buffers = { tensors = {}, by_name = named.table {} }
   local late = {}
   local function put(list, name, t)
     list.tensors[#list.tensors + 1], list.names[#list.names + 1] = t, name

@@ -9,6 +9,7 @@
 -- ranks; its residuals are then the numbers that are parallel to gradients (State:flat). Numbers of
 -- links between two reductions are of shards: link_shards.lua saves them.
 local core = require "moonshard.core"
+local named = require "moonshard.base.named"
 local link_shards = require "moonshard.parallel.link_shards"
 local options_of = require "moonshard.base.options"
 local log = require "moonshard.base.log"
@@ -197,7 +198,7 @@ local function table_at(own, tables, kind, key, called)
   local found = tables[key]
   if not found then
     local put = own.put[kind]
-    found = put and put[called] or {}
+    found = put and put[called] or named.table {}
     if put then put[called] = nil end
     tables[key] = found
   end
@@ -217,7 +218,7 @@ local function bucket_table(own, bucket)
     for _, p in ipairs(old.parameters) do if mine[p] then own.buckets[other] = nil break end end
   end
   local put = own.put.buckets
-  entry = { table = put and put[key] or {}, parameters = parameters }
+  entry = { table = put and put[key] or named.table {}, parameters = parameters }
   if put then put[key] = nil end
   own.buckets[key] = entry
   return entry.table

@@ -1,6 +1,7 @@
 -- What ddp and fsdp have in common for models that compute in another precision than their weights:
 -- the option, casts of inputs and outputs, and buffers.
 local core = require "moonshard.core"
+local named = require "moonshard.base.named"
 local check = require "moonshard.base.options".check
 
 local precision = {}
@@ -56,7 +57,7 @@ end
 -- A copy of value, which may be nested tables, with its float tensors cast to dtype.
 local function cast(value, dtype)
   if precision.is_float(value) then return value:to(dtype) end
-  if type(value) ~= "table" or getmetatable(value) ~= nil then return value end
+  if not named.is_plain(value) then return value end
   local made = {}
   for key, item in pairs(value) do made[key] = cast(item, dtype) end
   return made

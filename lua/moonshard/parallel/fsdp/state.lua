@@ -6,6 +6,7 @@
 local adapter_files = require "moonshard.nn.adapter_files"
 local agree = require "moonshard.parallel.agree"
 local core = require "moonshard.core"
+local named = require "moonshard.base.named"
 local files = require "moonshard.nn.files"
 local module = require "moonshard.nn.module"
 local options_of = require "moonshard.base.options"
@@ -179,7 +180,7 @@ end
 function state.full(s)
   local items = state.part_items(s)
   if items then return whole.full("state", items) end
-  local found = {}
+  local found = named.table {}
   for _, item in ipairs(state.items(s)) do
     local flat
     if s.group:rank() == 0 then
@@ -222,7 +223,7 @@ end
 function state.pieces(s)
   local items = state.part_items(s)
   if items then return whole.pieces("state", items) end
-  local found = {}
+  local found = named.table {}
   for _, item in ipairs(state.items(s)) do
     if item.position then
       found[item.name] = piece.new(own_part(s, item), item.shape, item.first, state.saves(s, item))
