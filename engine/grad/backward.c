@@ -277,9 +277,17 @@ static const ms_hook *hook_after(const ms_hook *hooks, uint64_t id)
     return hooks;
 }
 
+/* Whether others than the holder of this reference may read the memory: an operator such as add
+ * gives one gradient to several nodes. */
+bool ms_gradient_is_shared(const ms_tensor *gradient)
+{
+    return gradient->references > 1 || ms_storage_references(gradient->storage) > 1;
+}
+
 /* Calls the gradient hooks of one output, in order of registration. A hook sees what the hooks
  * before it made of the gradient. *gradient is owned and may be replaced. hooks points to the head
- * of the list, since a hook may remove the first one. */
+ * of the list, since a hook may remove the first one. A hook may write a gradient in place that is
+ * this tensor's alone. */
 static ms_status call_hooks(ms_engine *engine, ms_hook *const *hooks, uint32_t output,
                             ms_tensor **gradient)
 {
@@ -288,7 +296,14 @@ static ms_status call_hooks(ms_engine *engine, ms_hook *const *hooks, uint32_t o
         id = hook->id;
         if (!hook->gradient || hook->output != output) continue;
         ms_tensor *replacement = NULL;
+        bool shared = ms_gradient_is_shared(*gradient);
+        uint64_t version = ms_tensor_version(*gradient);
         ms_status status = hook->gradient(hook->user, *gradient, &replacement);
+        if (!status && shared && ms_tensor_version(*gradient) != version)
+            status =
+                ms_engine_fail(engine, MS_ERROR_STATE,
+                               "on_grad: the hook wrote its gradient in place, which is also "
+                               "that of other tensors: return a changed copy (clone it first)");
         if (status) {
             ms_tensor_release(replacement);
             return status;

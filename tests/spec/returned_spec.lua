@@ -127,6 +127,29 @@ describe("a gradient hook", function()
     end, "the hook returned a tensor that is gone", "was closed")
   end)
 
+  it("writes its gradient in place only if that is no other tensor's", function()
+    for _, first in ipairs { true, false } do
+      local a, b = ms.ones { 2, requires_grad = true }, ms.ones { 2, requires_grad = true }
+      local a2, b2 = a * 1, b * 1
+      local hooked = first and b2 or a2
+      local remove = hooked:on_grad(function(d) d:mul_(2) end)
+      local function backward() (a2 + b2):mul(ms.tensor { 3.0, 5.0 }):sum():backward() end
+      if first then
+        fails(backward, "on_grad: the hook wrote its gradient in place", "clone it first")
+        assert.is_nil(a:grad())
+      else backward() end
+      remove()
+      a2, b2 = a * 1, b * 1
+      hooked = first and b2 or a2
+      hooked:on_grad(function(d) return d:clone():mul_(2) end)
+      a:set_grad(nil)
+      b:set_grad(nil)
+      backward()
+      assert.same(first and { 3, 5 } or { 6, 10 }, a:grad():to_table())
+      assert.same(first and { 6, 10 } or { 3, 5 }, b:grad():to_table())
+    end
+  end)
+
   it("of a module returns a gradient, if it returns a list", function()
     for _, moment in ipairs { "pre_backward", "backward" } do
       local model = ms.nn.Linear(2, 1)

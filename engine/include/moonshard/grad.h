@@ -91,7 +91,8 @@ MS_API ms_status ms_backward(ms_engine *engine, ms_tensor *const *roots,
 
 /* Called with the complete gradient of `tensor` in a backward, before backward uses it further; of
  * a leaf, before it is added to the leaf's grad. The function may put an owned replacement of the
- * same shape and dtype into *replacement. */
+ * same shape and dtype into *replacement. It may write the gradient in place unless that is the
+ * gradient of other tensors, too (as after an addition), which is an error. */
 typedef ms_status (*ms_gradient_function)(void *user, ms_tensor *gradient, ms_tensor **replacement);
 /* Called after the gradient of this backward was added to the leaf's grad. */
 typedef ms_status (*ms_accumulated_function)(void *user, ms_tensor *leaf);

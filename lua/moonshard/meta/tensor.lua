@@ -703,7 +703,8 @@
 --- ```
 ---@field backward fun(self, options?: ms.BackwardOptions)
 --- f gets this tensor's gradient in a backward before it is used further, and may return a
---- replacement. Returns a function that removes f.
+--- replacement. Writing the gradient in place is an error if it is that of other tensors, too, as
+--- after an addition: clone it. Returns a function that removes f.
 --- ```lua
 --- local x = ms.ones { 1, requires_grad = true }
 --- local remove = x:on_grad(function(grad) return grad * 10 end)
