@@ -80,7 +80,9 @@ static ms_status check_in_place(ms_engine *engine, const ms_op *op, const ms_ten
                               "%s_: this leaf requires a gradient and cannot be written in place "
                               "while that is recorded: use ms.no_grad, or the form without _",
                               op->name);
-    if (meta->node && meta->node->op && (meta->node->op->flags & MS_OP_VIEW))
+    const ms_tape_node *node = meta->node;
+    bool is_view = node && node->op && (node->op->flags & MS_OP_VIEW);
+    if (is_view || (node && node->function && node->function->gives_views))
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
                               "%s_: this is a view of a tensor whose gradient is recorded, and a "
                               "write to it would not reach that record: use the form without _",

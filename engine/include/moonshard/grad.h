@@ -22,6 +22,8 @@
  *   must use the same tensors in every run. Parameters that it reads without needing their
  *   gradients (detached ones) are checked as saved tensors are. The function may write other memory
  *   that it captures (buffers).
+ * - A custom function computes its own gradient. Every tensor that requires a gradient and that its
+ *   forward uses is an input of it: else the gradient would be lost, and the call is an error.
  * - A hook may run backward through another graph, but not through a node of the running backward.
  * - Without retain_graph backward frees what it has used, node by node; a second backward through
  *   it is an error that names both lines.
@@ -152,6 +154,7 @@ typedef struct ms_function {
     /* May be NULL. The index-th tensor that backward reads (borrowed), and its version when it was
      * kept; false past the last. The tape checks these versions. */
     bool (*reads)(void *user, uint32_t index, ms_tensor **tensor, uint64_t *version);
+    bool gives_views; /* outputs share memory with inputs: writing one in place is refused */
 } ms_function;
 /* Makes `outputs` (tensors without history) depend on `inputs` through f; takes over user when it
  * succeeds. Records nothing (and frees user) if recording is off or no input requires a
@@ -159,6 +162,38 @@ typedef struct ms_function {
 MS_API ms_status ms_record(ms_engine *engine, const ms_function *f, void *user,
                            ms_tensor *const *inputs, uint32_t input_count,
                            ms_tensor *const *outputs, uint32_t output_count);
+
+/* What a function with a gradient of its own has computed; borrowed, until ms_custom returns.
+ * saved: what its backward reads. */
+typedef struct ms_custom_results {
+    ms_tensor *const *outputs, *const *saved;
+    uint32_t output_count, saved_count;
+} ms_custom_results;
+/* A function with a gradient of its own. Its operators are not recorded, those of backward neither;
+ * both may enqueue collectives. */
+typedef struct ms_custom_function {
+    ms_status (*forward)(void *user, ms_tensor *const *inputs, uint32_t input_count,
+                         ms_custom_results *results);
+    /* gradients: one for each output, of its dtype and shape: contiguous, and backward's own, which
+     * it may write in place; zeros for an output that no gradient reached; NULL for an output of
+     * integers. saved: as forward gave them. It fills results[i] (owned; NULL: no gradient) with
+     * the gradient of input i, in the input's dtype and shape; where needs[i] is false it is not
+     * used. Autocast is off. */
+    ms_status (*backward)(void *user, ms_tensor *const *gradients, ms_tensor *const *saved,
+                          ms_tensor **results, const bool *needs);
+    void (*free)(void *user);
+} ms_custom_function;
+#define MS_CUSTOM_OUTPUTS 8
+/* Runs forward, and records the call if recording is on and an input requires a gradient. outputs
+ * gets *output_count new tensors (owned; up to MS_CUSTOM_OUTPUTS), which share the memory of what
+ * forward gave: that may be an input or a view of one. Takes over user when it succeeds, and frees
+ * it at once if nothing is recorded; f must live as long as the graph. MS_ERROR_ARGUMENT where a
+ * gradient would get lost: forward has used a tensor that requires one and is no input, or has
+ * written a parameter. An input that it writes in place has a new history then, as after an
+ * operator in place. */
+MS_API ms_status ms_custom(ms_engine *engine, const ms_custom_function *f, void *user,
+                           ms_tensor *const *inputs, uint32_t input_count, ms_tensor **outputs,
+                           uint32_t *output_count);
 
 /* Runs f(user, inputs) -> outputs (owned, *count of them, at most MS_RECOMPUTE_OUTPUTS) now without
  * a tape, and again in backward, with the same random numbers; intermediate results are not kept.
