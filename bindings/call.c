@@ -13,8 +13,34 @@
  * allocation would unwind the engine. */
 static const char error_key = 0;
 
+/* A userdata that anchors keep, and that keeps the function of a callback as its user value. It
+ * ends with the last anchor, and gives the function back to the callback then, if there still is
+ * one. */
+typedef struct ms_loan {
+    ms_callback *callback;
+} ms_loan;
+
+#define LOAN_TYPE "ms.Loan"
+
+/* __gc: the place in the registry is there already, so nothing is allocated. */
+static int loan_gc(lua_State *L)
+{
+    ms_loan *loan = lua_touserdata(L, 1);
+    ms_callback *callback = loan->callback;
+    if (!callback) return 0;
+    loan->callback = NULL;
+    callback->loan = NULL;
+    lua_getiuservalue(L, 1, 1);
+    lua_rawseti(L, LUA_REGISTRYINDEX, callback->reference);
+    return 0;
+}
+
 void ms_lua_open_calls(lua_State *L)
 {
+    luaL_newmetatable(L, LOAN_TYPE);
+    lua_pushcfunction(L, loan_gc);
+    lua_setfield(L, -2, "__gc");
+    lua_pop(L, 1);
     lua_createtable(L, 1, 0);
     lua_pushboolean(L, false);
     lua_rawseti(L, -2, 1);
@@ -272,23 +298,86 @@ ms_callback *ms_callback_new(lua_State *L, int index, int anchor)
     return callback;
 }
 
+/* registry: loan -> true, weak keys. Lua empties tables with weak values before it calls
+ * finalizers, and removes weak keys after that: a loan is found here until it was finalized. */
+static const char loans_key = 0;
+
+static void push_loans(lua_State *L)
+{
+    if (lua_rawgetp(L, LUA_REGISTRYINDEX, &loans_key) == LUA_TTABLE) return;
+    lua_pop(L, 1);
+    lua_newtable(L);
+    lua_createtable(L, 0, 1);
+    lua_pushliteral(L, "k");
+    lua_setfield(L, -2, "__mode");
+    lua_setmetatable(L, -2);
+    lua_pushvalue(L, -1);
+    lua_rawsetp(L, LUA_REGISTRYINDEX, &loans_key);
+}
+
+/* The registry's reference is emptied last: what comes before may raise. */
+void ms_callback_lend(lua_State *L, ms_callback *callback, int first, int count)
+{
+    first = lua_absindex(L, first);
+    luaL_checkstack(L, 8, "a callback");
+    ms_loan *loan = lua_newuserdatauv(L, sizeof *loan, 1);
+    loan->callback = NULL;
+    luaL_setmetatable(L, LOAN_TYPE);
+    lua_rawgeti(L, LUA_REGISTRYINDEX, callback->reference);
+    lua_setiuservalue(L, -2, 1);
+    push_loans(L);
+    lua_pushvalue(L, -2);
+    lua_pushboolean(L, true);
+    lua_rawset(L, -3);
+    lua_pop(L, 1);
+    for (int i = 0; i < count; i++) keep_with(L, first + i, -1);
+    loan->callback = callback;
+    callback->loan = loan;
+    lua_pushboolean(L, false);
+    lua_rawseti(L, LUA_REGISTRYINDEX, callback->reference);
+    lua_pop(L, 1);
+}
+
+/* Pushes the lent function of a loan that waits for its finalizer. */
+static bool push_lent(const ms_callback *callback)
+{
+    lua_State *L = callback->L;
+    push_loans(L);
+    for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1)) {
+        if (lua_touserdata(L, -2) != callback->loan) continue;
+        lua_getiuservalue(L, -2, 1);
+        lua_replace(L, -4);
+        lua_pop(L, 2);
+        return true;
+    }
+    lua_pop(L, 1);
+    return false;
+}
+
 /* Called by the engine, also while the Lua state closes; then the registry is not touched. Counting
  * the frees lets ms_lua_collect see that more has become garbage. */
 void ms_callback_free(void *object)
 {
     ms_callback *callback = object;
     callback->runtime->callbacks_freed++;
+    if (callback->loan) callback->loan->callback = NULL;
     /* While the state closes, the registry goes with it. */
     if (!callback->runtime->closed) luaL_unref(callback->L, LUA_REGISTRYINDEX, callback->reference);
     ms_release(&callback->runtime->context, callback);
 }
 
-/* The function is gone if the collector has taken its anchor. */
+/* The function is gone if the collector has taken its anchor. A function that came back from a loan
+ * is in the registry, and may have left the weak table. */
 bool ms_callback_push(const ms_callback *callback)
 {
-    push_weak_table(callback->L);
-    bool there = lua_rawgeti(callback->L, -1, callback->number) == LUA_TFUNCTION;
-    lua_remove(callback->L, -2);
-    if (!there) lua_pop(callback->L, 1);
-    return there;
+    lua_State *L = callback->L;
+    if (callback->reference != LUA_NOREF) {
+        if (lua_rawgeti(L, LUA_REGISTRYINDEX, callback->reference) == LUA_TFUNCTION) return true;
+        lua_pop(L, 1);
+    }
+    push_weak_table(L);
+    bool there = lua_rawgeti(L, -1, callback->number) == LUA_TFUNCTION;
+    lua_remove(L, -2);
+    if (!there) lua_pop(L, 1);
+    return there || (callback->loan && push_lent(callback));
 }

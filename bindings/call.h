@@ -31,6 +31,10 @@ bool ms_lua_traceback(lua_State *L, int index);
 
 ms_callback *ms_callback_new(lua_State *L, int index, int anchor); /* raises on out of memory */
 void ms_callback_free(void *callback);
+/* Of a callback without an anchor: as long as one of the userdata at `first` and above, `count` of
+ * them, lives, these keep the function, and the callback does not; after that the callback does. So
+ * a function that refers to one of them is no leak. Raises on out of memory. */
+void ms_callback_lend(lua_State *L, ms_callback *callback, int first, int count);
 /* The anchor need not keep the function any longer. */
 void ms_callback_forget(lua_State *L, int anchor, int index);
 bool ms_callback_push(const ms_callback *callback); /* false, nothing pushed: its anchor is gone */

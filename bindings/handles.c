@@ -174,6 +174,17 @@ void ms_handles_drop(ms_runtime *runtime, uint64_t begin, uint64_t end, const ch
     ms_handles_release_dropped(runtime, 0, begin, end);
 }
 
+/* The list of spent handles is in the order in which values were taken. */
+void ms_handles_drop_spent(ms_runtime *runtime, uint64_t begin, uint64_t end, const char *why)
+{
+    ms_handle *handle = runtime->alive.spent;
+    while (handle) {
+        ms_handle *next = handle->next;
+        if (handle->order > begin && handle->order <= end) ms_handle_drop(handle, why);
+        handle = next;
+    }
+}
+
 /* Their __gc needs no upvalue; it must work while the state closes. */
 void ms_open_handles(lua_State *L)
 {

@@ -20,6 +20,8 @@ void ms_handle_drop(ms_handle *handle, const char *why); /* releases now; why: s
  * for kept ones: as at a step's end. Scripts may still have the handles. why: static text. */
 uint64_t ms_handle_count(const ms_runtime *runtime);
 void ms_handles_drop(ms_runtime *runtime, uint64_t begin, uint64_t end, const char *why);
+/* The same for those that were values of futures, which scripts have taken. */
+void ms_handles_drop_spent(ms_runtime *runtime, uint64_t begin, uint64_t end, const char *why);
 
 /* Releases the tensors that were dropped: those of one step (0: all), of the handles after number
  * `begin`, up to `end`. */

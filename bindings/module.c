@@ -9,6 +9,7 @@
 #include "bindings/checkpoint.h"
 #include "bindings/codec.h"
 #include "bindings/convolution.h"
+#include "bindings/custom.h"
 #include "bindings/dataset.h"
 #include "bindings/ddp.h"
 #include "bindings/engine.h"
@@ -111,13 +112,14 @@ static void open_library(lua_State *L, int runtime)
 
 /* Each adds its functions to the module. A new binding adds a line here. */
 static void (*const parts[])(lua_State *L, int runtime) = {
-    open_library,        ms_open_steps,      ms_open_engine,     ms_open_machine, ms_open_errors,
-    ms_open_tensor,      ms_open_make,       ms_open_operators,  ms_open_views,   ms_open_layers,
-    ms_open_convolution, ms_open_grad,       ms_open_stream,     ms_open_codec,   ms_open_group,
-    ms_open_bucket,      ms_open_link_state, ms_open_link,       ms_open_ddp,     ms_open_fsdp,
-    ms_open_job,         ms_open_job_join,   ms_open_optim,      ms_open_io,      ms_open_json,
-    ms_open_safetensors, ms_open_dataset,    ms_open_checkpoint, ms_open_initial, ms_open_tokenizer,
-    ms_open_products,
+    open_library,       ms_open_steps,      ms_open_engine,      ms_open_machine,
+    ms_open_errors,     ms_open_tensor,     ms_open_make,        ms_open_operators,
+    ms_open_views,      ms_open_layers,     ms_open_convolution, ms_open_custom,
+    ms_open_grad,       ms_open_stream,     ms_open_codec,       ms_open_group,
+    ms_open_bucket,     ms_open_link_state, ms_open_link,        ms_open_ddp,
+    ms_open_fsdp,       ms_open_job,        ms_open_job_join,    ms_open_optim,
+    ms_open_io,         ms_open_json,       ms_open_safetensors, ms_open_dataset,
+    ms_open_checkpoint, ms_open_initial,    ms_open_tokenizer,   ms_open_products,
 };
 
 /* Pushes the module; the runtime is below it. The parts run in order: tensor methods exist before

@@ -200,6 +200,7 @@ typedef struct ms_callback {
     ms_runtime *runtime;
     int reference;
     int64_t number;
+    struct ms_loan *loan; /* what holds the function instead, or NULL */
 } ms_callback;
 /* ------------------------------------------------------ parts of the module */
 

@@ -56,6 +56,20 @@ function ms.recompute(f, ...)
   return core.recompute(f, ...)
 end
 
+---@param functions ms.CustomOptions
+---@return fun(...: any): ms.Tensor, ...
+function ms.custom(functions)
+  options.check("custom", functions, { forward = "function", backward = "function" })
+  for _, name in ipairs { "forward", "backward" } do
+    if not functions or not functions[name] then
+      core.raise(("custom: a table with forward and backward is expected, and %s is missing")
+        :format(name))
+    end
+  end
+  local forward, backward = functions.forward, functions.backward
+  return function(...) return core.custom(forward, backward, ...) end
+end
+
 ---@return integer rank of this process among all
 function ms.rank() return core.world():rank() end
 

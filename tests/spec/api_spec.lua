@@ -81,6 +81,7 @@ describe("the annotations", function()
     ["ms.OverlapPlanner"] = true, ["ms.BucketsPlanner"] = true,
     ["ms.PrefetchPlanner"] = true, ["ms.GenerateOptions"] = true,
     ["ms.JsonLoaderOptions"] = true, ["ms.PipelineOptions"] = true,
+    ["ms.CustomOptions"] = true,
   }
 
   for class, fields in pairs(classes) do
@@ -233,7 +234,7 @@ describe("the annotations", function()
     ["ms.Tensor.avg_pool2d"] = function(o) planes:avg_pool2d(1, o) end,
     ["ms.Tensor.rotary"] = function(o) x:view(1, 1, 2, 2):rotary(0, 1e4, o) end,
     ["ms.codec"] = of(ms, "codec", "int8"),
-    ["ms.stream"] = of(ms, "stream", "of_api_spec"),
+    ["ms.stream"] = of(ms, "stream", "of_api_spec"), ["ms.custom"] = of(ms, "custom"),
     ["ms.autocast"] = of(ms, "autocast", "fp8", nothing),
     ["ms.ddp"] = of(ms, "ddp", layer),
     ["ms.data.mnist"] = of(ms.data, "mnist", folder),

@@ -17,6 +17,10 @@ describe("errors in hooks and scopes", function()
       function(f) ms.no_grad(f) end,
       function(f) ms.autocast("bf16", f) end,
       function(f) ms.recompute(f, x) end,
+      function(f) ms.custom { forward = f, backward = f }(x) end,
+      function(f)
+        ms.custom { forward = function(t) return t end, backward = f }(x):sum():backward()
+      end,
       function(f) ms.stream "bindings_other":run(f) end,
       function(f) ms.all { x }:and_then(f) end,
       function(f) for _ in ms.steps(1) do f() end end,
@@ -116,6 +120,11 @@ describe("calls that are not allowed in hooks", function()
     and_then = function() future:and_then(function() end) end,
     keep = function() return (t * 2):keep() end,
     recompute = function() return ms.recompute(function(y) return y * 2 end, x) end,
+    custom = function()
+      return ms.custom {
+        forward = function(y) return y * 2, { y } end, backward = function(d) return d end,
+      }(x)
+    end,
   }
 
   local function in_hook(name, f)

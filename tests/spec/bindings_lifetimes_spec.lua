@@ -205,6 +205,12 @@ describe("opening and closing", function()
       "for _ in ms.steps(5) do x = ms.ones { 2 } os.exit(0, true) end",
       "x = ms.ones { 2, requires_grad = true } y = x * 2 y:on_grad(function() return y end) z = \z
         ms.recompute(function(t) return t * y end, x)",
+      "x = ms.ones { 2, requires_grad = true } f = ms.custom { forward = function(t) \z
+        return t * 2, { t } end, backward = function(d) return y and d end } y = f(x) z = f(x) * 2",
+      "x = ms.ones { 2, requires_grad = true } ms.custom { forward = function(t) return t end, \z
+        backward = function() os.exit(0, true) end }(x):sum():backward()",
+      "x = ms.ones { 2, requires_grad = true } ms.custom { forward = function() \z
+        os.exit(0, true) end, backward = print }(x)",
       "x = ms.ones { 2, requires_grad = true } x:on_grad(function() os.exit(0, true) end) \z
         x:sum():backward()",
       "setmetatable({}, { __gc = function() local ok, e = pcall(function() return ms.ones { 2 \z

@@ -17,6 +17,11 @@ describe("yields", function()
       no_grad = function() ms.no_grad(coroutine.yield) end,
       autocast = function() ms.autocast("bf16", coroutine.yield) end,
       recompute = function() ms.recompute(coroutine.yield, x) end,
+      forward = function() ms.custom { forward = coroutine.yield, backward = print }(x) end,
+      backward = function()
+        ms.custom { forward = function(t) return t end, backward = coroutine.yield }(x):sum()
+          :backward()
+      end,
       stream = function() ms.stream():run(coroutine.yield) end,
       and_then = function() ms.all { x }:and_then(coroutine.yield) end,
     }
@@ -106,6 +111,12 @@ describe("deep and wide", function()
     local got = ms.recompute(function(...) return (select(1, ...)) * select("#", ...) end, t,
       table.unpack(ones))
     assert.equal(241, got:item())
+    local counted = ms.custom {
+      forward = function(...) return (select(1, ...)) * select("#", ...) end, backward = print,
+    }
+    assert.equal(241, counted(t, table.unpack(ones)):item())
+    pcall(ms.custom { forward = function() return t end, backward = print },
+      table.unpack(ones, 1, 100000))
     local huge = {}
     for i = 1, 200000 do huge[i] = "name" .. i end
     pcall(core.nearest, "nam", huge)
@@ -137,7 +148,11 @@ describe("deep recursion", function()
     local function nested(x) return ms.recompute(nested, x) end
     local function streams() return ms.stream():run(streams) end
     local x = leaf { 1 }
-    for _, f in ipairs { scopes, streams, function() return nested(x) end } do
+    local inner
+    inner = ms.custom { forward = function(t) return inner(t) end, backward = print }
+    for _, f in ipairs {
+      scopes, streams, function() return nested(x) end, function() return inner(x) end,
+    } do
       local ok, message = pcall(f)
       assert.is_false(ok)
       assert.truthy(tostring(message):find("overflow", 1, true), tostring(message))

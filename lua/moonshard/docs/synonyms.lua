@@ -81,6 +81,8 @@ return {
   { "gradient checkpointing, activation checkpointing, torch.utils.checkpoint, remat, \z
       checkpoint_wrapper, gradient_checkpointing_enable, recomputation",
     "ms.recompute ModelOptions.recompute" },
+  { "torch.autograd.Function, autograd function, custom backward, custom gradient, custom_vjp, \z
+      ctx.save_for_backward, straight-through estimator, conjugate pair", "ms.custom" },
   { "autocast, amp, mixed precision, automatic mixed precision, torch.cuda.amp, fp16 training, \z
       bf16 training", "ms.autocast TrainOptions.dtype ms.Precision" },
   { "fp8, float8, 8-bit training, torchao.float8, transformer engine, fp8_autocast, e4m3, e5m2",

@@ -8,6 +8,10 @@
 ---@field rounding? "nearest"|"stochastic"
 ---@field scale? boolean               false: bits without scales ("sign" only); true unless given
 
+---@class ms.CustomOptions
+---@field forward fun(...: any): any ...    its results: tensors, and then a table or nothing
+---@field backward fun(...: any): any ...   arguments: gradients of the outputs, and the table
+
 ---@class ms.ReportOptions
 --- Folder of metrics.jsonl and run.json; it is made if it does not exist. One process at a time has
 --- it: for another one it is an error.
@@ -81,6 +85,28 @@
 --- w:grad() --> { 6.0, 6.0 }
 --- ```
 ---@field recompute fun(f: function, ...: any)
+--- A function whose gradient a function of its own computes. forward gets the arguments, runs
+--- without being recorded, and returns 1 to 8 tensors, which may be its arguments or views of them;
+--- after them it may return a table: what backward is to get, such as tensors that it needs.
+--- Tensors in it are checked as those that operators save: a write in place before backward raises.
+--- backward gets a gradient for each output (zeros where none arrived, nil for integers), and the
+--- table; it returns a gradient or nil for each argument that is a tensor. It may write in place
+--- what it gets, runs outside of autocast, and is a hook: it only enqueues. All tensors that need a
+--- gradient must be arguments. What the functions make and do not return is released when they
+--- return, unless it is kept. Both may call collectives:
+--- ```lua
+--- local world = ms.world() -- Megatron's pair, around layers that are cut over a group
+--- local copy_to = ms.custom {
+---   forward = function(x) return x end,
+---   backward = function(d) return world:all_reduce(d):value() end }
+--- local reduce_from = ms.custom {
+---   forward = function(x) return world:all_reduce(x):value() end,
+---   backward = function(d) return d end }
+--- local w = ms.full(3, { 2, requires_grad = true })
+--- reduce_from(copy_to(w) * 2):sum():backward()
+--- w:grad() --> { 2.0, 2.0 }
+--- ```
+---@field custom fun(functions: ms.CustomOptions): fun(...: any): ms.Tensor, ...
 --- The current stream, or the stream with this name, which is made at its first use. It keeps the
 --- priority that it gets then; another one is an error. On a GPU, work of high priority that waits
 --- for room goes first, and low is the same as normal; elsewhere priorities change nothing. Streams
