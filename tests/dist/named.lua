@@ -67,10 +67,14 @@ assert(#seen == 7 and seen[1] == "count" and seen[7] == "variance")
 local optimizer = ms.optim.adamw(one, { lr = 1e-3 })
 one(ms.randint { 1, 8, low = 0, high = 16, seed = 1 }):sum():backward()
 optimizer:step()
+for _, name in ipairs { "lr", "weight_decay", "eps" } do
+  optimizer:groups()[1][name] = optimizer:groups()[1][name] / 2
+end
 for _, how in ipairs { false, { live = true } } do
   local state = optimizer:state(how or nil)
   check("optimizer", state)
   check("optimizer's parameters", state.parameters)
+  check("a group", state.groups[1])
   for _, slot in pairs(state.parameters) do check("a parameter's state", slot) end
 end
 

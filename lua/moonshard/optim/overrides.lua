@@ -1,6 +1,7 @@
 -- Hyper-parameters that a script has written to an optimizer's groups after the optimizer was made:
 -- finding them for a checkpoint, and loading them.
 local core = require "moonshard.core"
+local named = require "moonshard.base.named"
 
 local written = {}
 
@@ -45,7 +46,7 @@ function written.save(groups, begins)
       local value = group[name]
       if core.is_tensor(value) or not equal(value, before) then
         saved = saved or {}
-        saved[i] = saved[i] or {}
+        saved[i] = saved[i] or named.table {}
         saved[i][name] = copy(value)
       end
     end
