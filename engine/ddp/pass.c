@@ -200,14 +200,14 @@ static ms_status take_gradient(ms_ddp_parameter *parameter)
     return status ? status : reduce_gradient(parameter);
 }
 
-/* Called by backward on the host thread, after the leaf's gradient was accumulated (enqueued). In
- * no_sync it only notes that the parameter is used; otherwise its error ends the job for all ranks,
- * which may already wait in a collective. */
+/* Called by backward on the host thread, after the leaf's gradient was accumulated (enqueued). Of a
+ * forward in no_sync it only notes that the parameter is used; otherwise its error ends the job for
+ * all ranks, which may already wait in a collective. */
 ms_status ms_reducer_on_gradient(void *user, ms_tensor *leaf)
 {
     (void)leaf;
     ms_ddp_parameter *parameter = user;
-    if (parameter->reducer->phase == MS_REDUCER_LOCAL) {
+    if (parameter->reducer->phase == MS_REDUCER_LOCAL || parameter->reducer->pass.local) {
         parameter->used = parameter->reducer->pass.left = true;
         return MS_OK;
     }
@@ -263,6 +263,7 @@ ms_status ms_reducer_settled(ms_reducer *reducer)
 ms_status ms_reducer_forward(ms_reducer *reducer, bool synchronize)
 {
     ms_status complete = ms_reducer_settled(reducer);
+    reducer->pass.local = false; /* a backward that failed has left it */
     if (complete) return complete;
     if (!synchronize) {
         ms_reducer_enter(reducer, MS_REDUCER_LOCAL);
@@ -309,12 +310,64 @@ static ms_status find_absent(ms_reducer *reducer, ms_tensor *const *outputs, uin
     return status;
 }
 
+/* ------------------------------------------------- without synchronization */
+
+void ms_local_mark_drop(void *user)
+{
+    ms_local_mark *mark = user;
+    if (mark && --mark->references == 0) ms_release(mark->context, mark);
+}
+
+static ms_status end_of_local(void *user)
+{
+    ((ms_reducer *)user)->pass.local = false;
+    return MS_OK;
+}
+
+/* A gradient of what a forward without synchronization has returned: the backward that runs is its
+ * own, whatever forward came last. */
+static ms_status begin_local(void *user, ms_tensor *gradient, ms_tensor **replacement)
+{
+    (void)gradient, (void)replacement;
+    ms_reducer *reducer = ((ms_local_mark *)user)->reducer;
+    if (!reducer || reducer->pass.local) return MS_OK;
+    reducer->pass.local = true;
+    return ms_backward_at_end(reducer->source.engine, end_of_local, reducer);
+}
+
+static ms_status make_mark(ms_reducer *reducer)
+{
+    ms_context *context = ms_engine_context(reducer->source.engine);
+    void *memory = NULL;
+    if (reducer->mark) return MS_OK;
+    ms_status status = ms_allocate(context, sizeof *reducer->mark, "ddp", &memory);
+    if (status) return status;
+    reducer->mark = memory;
+    *reducer->mark = (ms_local_mark){ context, reducer, 1 };
+    return MS_OK;
+}
+
+static ms_status mark_outputs(ms_reducer *reducer, ms_tensor *const *outputs, uint32_t count)
+{
+    ms_status status = make_mark(reducer);
+    for (uint32_t i = 0; i < count && !status; i++) {
+        uint64_t id = 0;
+        if (!ms_tensor_requires_grad(outputs[i]) || ms_tensor_is_leaf(outputs[i])) continue;
+        reducer->mark->references++;
+        status =
+            ms_tensor_on_gradient(outputs[i], begin_local, reducer->mark, ms_local_mark_drop, &id);
+        if (status) ms_local_mark_drop(reducer->mark);
+    }
+    return status;
+}
+
 /* Searches the graph once for each forward; that is the price of find_unused. A rank whose outputs
  * reach no parameter has no backward that would begin the reduction, so it begins here: the other
  * ranks wait for it. */
 ms_status ms_reducer_outputs(ms_reducer *reducer, ms_tensor *const *outputs, uint32_t count)
 {
     uint32_t absent = 0;
+    if (reducer->phase == MS_REDUCER_LOCAL) return mark_outputs(reducer, outputs, count);
     if (reducer->phase != MS_REDUCER_EXPECTING || !reducer->settings.find_unused
         || reducer->settings.static_graph)
         return MS_OK;

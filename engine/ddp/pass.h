@@ -6,5 +6,7 @@
 
 /* Gradient hook of each parameter; user is its ms_ddp_parameter. */
 ms_status ms_reducer_on_gradient(void *user, ms_tensor *leaf);
+/* Gives back one reference; user is an ms_local_mark, or NULL. */
+void ms_local_mark_drop(void *user);
 
 #endif

@@ -140,6 +140,8 @@ static void free_parts(ms_reducer *reducer)
         ms_tensor_release(parameter->tensor);
         ms_release(context, parameter->name);
     }
+    if (reducer->mark) reducer->mark->reducer = NULL;
+    ms_local_mark_drop(reducer->mark);
     ms_unused_close(reducer);
     ms_gradient_source_set_on_reduced(&reducer->source, NULL, NULL, NULL);
     ms_buckets_free(reducer, &reducer->buckets);

@@ -97,13 +97,23 @@ typedef struct ms_reducer_pass {
     bool shadow;          /* the rank has no more data and only joins the collectives */
     bool apart;           /* the reduction runs outside of a backward: nothing came in an order */
     bool left;            /* passes without synchronization have left gradients */
+    bool local;           /* the backward that runs is that of a forward without synchronization */
 } ms_reducer_pass;
+
+/* What the results of forwards without synchronization have in place of the reducer, which may end
+ * before their graphs. One reference is the reducer's. */
+typedef struct ms_local_mark {
+    ms_context *context;
+    ms_reducer *reducer; /* NULL: it has ended */
+    uint32_t references;
+} ms_local_mark;
 
 /* A reducer. The engine owns it (a list in MS_SLOT_DDP) and frees it with itself at the latest.
  * Only the host thread reads and writes it; what runs on streams sees tensors and marks alone. */
 struct ms_reducer {
     ms_gradient_source source; /* first */
     ms_group *group;
+    ms_local_mark *mark; /* NULL before the first forward without synchronization */
     ms_ddp_parameter *parameters;
     uint32_t count;   /* number of parameters */
     uint32_t delayed; /* number of delayed parameters; they are the last ones */

@@ -60,6 +60,31 @@ local expected = plain((train(false)))
 local state, model, optimizer = train(true)
 expect.same(plain(state), expected, cfg.wrap)
 
+-- The last microbatch outside of no_sync, whose forward comes before other backwards.
+if cfg.policy == "none" then
+  local a, b = make(), make()
+  local function forward(m, i) return m(ms.randn { 2, 5, seed = 10 * i + rank }):square():sum() end
+  for _ = 1, 2 do
+    a:accumulate(3, function(i) forward(a, i):backward() end)
+    local first, second
+    b:no_sync(function() first, second = forward(b, 1), forward(b, 2) end)
+    local last = forward(b, 3)
+    b:no_sync(function() first:backward() end)
+    second:backward()
+    last:backward()
+  end
+  if cfg.wrap == "ddp" then
+    local mine, other = {}, {}
+    for i, p in ipairs(b:parameters()) do mine[i], other[i] = p:grad(), a:parameters()[i]:grad() end
+    expect.same(mine, other, "in turn")
+    local one = forward(b, 1)
+    one:backward()
+    b:no_sync(function() one = forward(b, 1) end)
+    b:unwrap()
+    one:backward()
+  end
+end
+
 -- Calls in another order.
 expect.fails(function() model:no_sync(function() model:reduce() end) end, "inside no_sync")
 if ms.world_size() == 1 or cfg.hook == "none" and cfg.policy == "none" then

@@ -86,7 +86,8 @@ MS_API ms_gradient_source *ms_reducer_source(ms_reducer *reducer);
  * gradient in the last backward; the message names them. Rebuilds the buckets if that is due, which
  * blocks once. */
 MS_API ms_status ms_reducer_forward(ms_reducer *reducer, bool synchronize);
-/* For find_unused, the outputs of that forward: parameters that they do not depend on contribute
+/* The outputs of that forward. Without synchronization their backward is then known, whatever
+ * forwards come between. For find_unused: parameters that they do not depend on contribute
  * zeros as soon as backward begins. If they depend on none, this rank's part of the reduction is
  * enqueued here. Without this call, unused parameters are found at the end of backward. */
 MS_API ms_status ms_reducer_outputs(ms_reducer *reducer, ms_tensor *const *outputs, uint32_t count);

@@ -165,7 +165,7 @@ end
 local function end_forward(s, marks, ...)
   s.reducer:forward_end()
   replicas.after_forward(s, marks)
-  if s.options.find_unused then s.reducer:outputs(nested.tensors { ... }) end
+  if s.options.find_unused or s.no_sync then s.reducer:outputs(nested.tensors { ... }) end
   return ...
 end
 
