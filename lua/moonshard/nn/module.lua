@@ -752,6 +752,24 @@ local function first_three(list)
   return #list > 3 and ("%s and %d more"):format(text, #list - 3) or text
 end
 
+--- What of a state does not fit, as text, from lists of names; nil: all fits.
+---@param wrong string[] of another shape, with both
+---@param missing string[]
+---@param unknown string[]
+---@param partial? boolean a state may have less or more
+---@return string?
+function module.misfit(wrong, missing, unknown, partial)
+  local problems = {}
+  if #wrong > 0 then problems[1] = "wrong shape: " .. first_three(wrong) end
+  if not partial and #missing > 0 then
+    problems[#problems + 1] = "missing: " .. first_three(missing)
+  end
+  if not partial and #unknown > 0 then
+    problems[#problems + 1] = "unknown: " .. first_three(unknown)
+  end
+  return #problems > 0 and table.concat(problems, "; ") or nil
+end
+
 ---@param a ms.Tensor
 ---@param b ms.Tensor
 ---@return boolean
@@ -781,7 +799,7 @@ function Module:load_state(state, options)
   local parts = ownership.functions.whole
   if parts.has(self) then return parts.load_state(parts.items(self), state, options) end
   options = check("load_state", options, { partial = "boolean" })
-  local own, problems = self:state { live = true }, {}
+  local own = self:state { live = true }
   local missing, unknown, wrong = {}, {}, {}
   for name, t in pairs(own) do
     local given = state[name]
@@ -792,12 +810,8 @@ function Module:load_state(state, options)
     end
   end
   for name in pairs(state) do if not own[name] then unknown[#unknown + 1] = tostring(name) end end
-  if #wrong > 0 then problems[#problems + 1] = "wrong shape: " .. first_three(wrong) end
-  if not options.partial then
-    if #missing > 0 then problems[#problems + 1] = "missing: " .. first_three(missing) end
-    if #unknown > 0 then problems[#problems + 1] = "unknown: " .. first_three(unknown) end
-  end
-  if #problems > 0 then core.raise("load_state: " .. table.concat(problems, "; ")) end
+  local problem = module.misfit(wrong, missing, unknown, options.partial)
+  if problem then core.raise("load_state: " .. problem) end
   core.no_grad(function()
     for name, t in pairs(own) do
       local given = state[name]

@@ -254,12 +254,6 @@ end
 
 ----------------------------------------------------------------------------------------- loading
 
-local function first_three(list)
-  table.sort(list)
-  local text = table.concat(list, ", ", 1, math.min(3, #list))
-  return #list > 3 and ("%s and %d more"):format(text, #list - 3) or text
-end
-
 -- Names of all ranks' tensors. All ranks call it.
 local function all_names(items)
   local names, list = {}, core.json_list {}
@@ -291,7 +285,7 @@ end
 ---@param partial? boolean
 ---@return string?
 function whole.problem(items, given, partial)
-  local names, missing, unknown, wrong, problems = all_names(items), {}, {}, {}, {}
+  local names, missing, unknown, wrong = all_names(items), {}, {}, {}
   for _, item in ipairs(items) do
     local value = given[item.name]
     if value == nil then missing[#missing + 1] = item.name
@@ -301,14 +295,7 @@ function whole.problem(items, given, partial)
     end
   end
   for name in pairs(given) do if not names[name] then unknown[#unknown + 1] = tostring(name) end end
-  if #wrong > 0 then problems[#problems + 1] = "wrong shape: " .. first_three(wrong) end
-  if not partial and #missing > 0 then
-    problems[#problems + 1] = "missing: " .. first_three(missing)
-  end
-  if not partial and #unknown > 0 then
-    problems[#problems + 1] = "unknown: " .. first_three(unknown)
-  end
-  return #problems > 0 and table.concat(problems, "; ") or nil
+  return module.misfit(wrong, missing, unknown, partial)
 end
 
 -- Copies a value to what this rank has of it. On "meta" it is read later.

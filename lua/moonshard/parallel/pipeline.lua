@@ -421,11 +421,17 @@ local function mean_of(self, run)
   end)
 end
 
-local function new_run(x, y, positions, with_backward)
-  return {
-    x = x, y = y, positions = positions, backward = with_backward, inputs = {}, outputs = {},
+-- What one call of step or eval has. inputs, outputs, gradients: what waits for an action or a
+-- message; live: results of forwards that wait for their backward; total: the losses.
+local function begin(self, what, x, y, positions)
+  options_of.argument("pipeline:" .. what, "x", x, "tensor?")
+  options_of.argument("pipeline:" .. what, "positions", positions, "tensor?")
+  local run = {
+    x = x, y = y, positions = positions, backward = what == "step", inputs = {}, outputs = {},
     gradients = {}, live = {}, total = {},
   }
+  weigh(self, run)
+  return run
 end
 
 -- Runs f with all chunks of this rank outside of reductions, and then reduces.
@@ -448,10 +454,7 @@ end
 ---@param positions? ms.Tensor
 ---@return ms.Tensor
 function Pipeline:step(x, y, positions)
-  options_of.argument("pipeline:step", "x", x, "tensor?")
-  options_of.argument("pipeline:step", "positions", positions, "tensor?")
-  local run = new_run(x, y, positions, true)
-  weigh(self, run)
+  local run = begin(self, "step", x, y, positions)
   reduce_after(self, function() replay(self, run, self.steps) end)
   return mean_of(self, run)
 end
@@ -461,10 +464,7 @@ end
 ---@param positions? ms.Tensor
 ---@return ms.Tensor
 function Pipeline:eval(x, y, positions)
-  options_of.argument("pipeline:eval", "x", x, "tensor?")
-  options_of.argument("pipeline:eval", "positions", positions, "tensor?")
-  local run = new_run(x, y, positions, false)
-  weigh(self, run)
+  local run = begin(self, "eval", x, y, positions)
   core.no_grad(function() replay(self, run, self.forwards) end)
   return mean_of(self, run)
 end

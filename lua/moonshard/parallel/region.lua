@@ -79,6 +79,24 @@ function region.read(given, shape)
   return region.new(shape, given.part, given.dim, given.stretches)
 end
 
+-- f(first, other, count) for each run among `count` elements from `first` on of the one shape: its
+-- first element there, and in the other shape. own, theirs: the fields of stretches that say where
+-- they are in each.
+local function each(r, first, count, shape, own, other_shape, theirs, f)
+  local inner = product(shape, r.dim + 1, #shape)
+  local row_size, other_size = shape[r.dim] * inner, other_shape[r.dim] * inner
+  if count == 0 or row_size == 0 then return end
+  for row = first // row_size, (first + count - 1) // row_size do
+    for _, one in ipairs(r.stretches) do
+      local begin = row * row_size + one[own] * inner
+      local from, to = math.max(first, begin), math.min(first + count, begin + one.size * inner)
+      if from < to then
+        f(from, row * other_size + one[theirs] * inner + from - begin, to - from)
+      end
+    end
+  end
+end
+
 --- f(at, from, count) for each run among `count` elements of the part from element `first` on: its
 --- first element in the part, and in the whole.
 ---@param r ms.Region
@@ -86,18 +104,7 @@ end
 ---@param count integer
 ---@param f fun(at: integer, from: integer, count: integer)
 function region.each_run(r, first, count, f)
-  local inner = product(r.shape, r.dim + 1, #r.shape)
-  local in_part, in_whole = r.part[r.dim] * inner, r.shape[r.dim] * inner
-  if count == 0 or in_part == 0 then return end
-  for row = first // in_part, (first + count - 1) // in_part do
-    for _, one in ipairs(r.stretches) do
-      local begin = row * in_part + one.at * inner
-      local from, to = math.max(first, begin), math.min(first + count, begin + one.size * inner)
-      if from < to then
-        f(from, row * in_whole + one.from * inner + from - begin, to - from)
-      end
-    end
-  end
+  each(r, first, count, r.part, "at", r.shape, "from", f)
 end
 
 --- f(at, from, count) for each run that has some of `count` elements of the whole from element
@@ -107,16 +114,9 @@ end
 ---@param count integer
 ---@param f fun(at: integer, from: integer, count: integer)
 function region.each_run_of_whole(r, first, count, f)
-  local inner = product(r.shape, r.dim + 1, #r.shape)
-  local in_part, in_whole = r.part[r.dim] * inner, r.shape[r.dim] * inner
-  if count == 0 or in_whole == 0 then return end
-  for row = first // in_whole, (first + count - 1) // in_whole do
-    for _, one in ipairs(r.stretches) do
-      local begin = row * in_whole + one.from * inner
-      local from, to = math.max(first, begin), math.min(first + count, begin + one.size * inner)
-      if from < to then f(row * in_part + one.at * inner + from - begin, from, to - from) end
-    end
-  end
+  each(r, first, count, r.shape, "from", r.part, "at", function(from, at, number)
+    f(at, from, number)
+  end)
 end
 
 -- A contiguous tensor, or 1-D memory of one, as [rows, indices, elements of an index].

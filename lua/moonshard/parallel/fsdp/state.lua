@@ -234,12 +234,6 @@ end
 
 --------------------------------------------------------------------------------------- loading
 
-local function first_three(list)
-  table.sort(list)
-  local text = table.concat(list, ", ", 1, math.min(3, #list))
-  return #list > 3 and ("%s and %d more"):format(text, #list - 3) or text
-end
-
 local function fits(item, value)
   if not piece.is_tensor(value) then return false end
   if not piece.same_shape(item.shape, piece.shape_of(value)) then return false end
@@ -257,7 +251,7 @@ end
 -- A text about what does not fit; nil if all does. complete: the values of other ranks' parameters
 -- are needed too.
 local function problem_of(items, given, partial, complete)
-  local missing, unknown, wrong, known, problems = {}, {}, {}, {}, {}
+  local missing, unknown, wrong, known = {}, {}, {}, {}
   for _, item in ipairs(items) do
     local value = given[item.name]
     known[item.name] = true
@@ -269,14 +263,7 @@ local function problem_of(items, given, partial, complete)
     end
   end
   for name in pairs(given) do if not known[name] then unknown[#unknown + 1] = tostring(name) end end
-  if #wrong > 0 then problems[#problems + 1] = "wrong shape: " .. first_three(wrong) end
-  if not partial and #missing > 0 then
-    problems[#problems + 1] = "missing: " .. first_three(missing)
-  end
-  if not partial and #unknown > 0 then
-    problems[#problems + 1] = "unknown: " .. first_three(unknown)
-  end
-  return #problems > 0 and table.concat(problems, "; ") or nil
+  return module.misfit(wrong, missing, unknown, partial)
 end
 
 -- Each rank copies what it has of each item.
