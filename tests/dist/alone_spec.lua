@@ -81,6 +81,7 @@ describe("ms.train on several ranks", function()
       { "ms.ddp(m, { ignored = { '1%..*' } })", "", 2 },
       { "ms.ddp(m, { comm_hook = ms.hooks.noop() })", "", 2 },
       { "ms.nn.alone(m, { merge = 'rank0' })", "", 2 },
+      { "ms.nn.owned(m, ms.world(), { values = 'kept' })", "", 2 },
       { "(function() ms.nn.alone(m[1], { merge = 'mean' }) m[2].weight:requires_grad_(false) \z
         m[2].bias:requires_grad_(false) return m end)()", "", 2 },
     } do

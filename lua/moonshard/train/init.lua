@@ -17,6 +17,7 @@ local vocabulary = require "moonshard.tokenizer.vocabulary"
 local sorted_pairs = require "moonshard.base.sorted_pairs"
 local optim = require "moonshard.optim"
 local alone = require "moonshard.nn.alone"
+local parts_of = require "moonshard.nn.parts"
 local best = require "moonshard.train.best"
 local step_owners = require "moonshard.parallel.overlap.step_owners"
 local overlap = require "moonshard.parallel.overlap"
@@ -238,7 +239,7 @@ local function forward_backward(self)
     end
     -- The number of targets in a step: tokens of a text, or samples.
     if not self.report.tokens and core.is_tensor(y) then
-      self.report.tokens = y:numel() * o.accumulate * self.world:size()
+      self.report.tokens = y:numel() * o.accumulate * self.data_ranks
     end
     local loss, _, weight = pass(self, x, y, positions, false)
     loss = step_weights:of(i, loss, weight)
@@ -548,6 +549,17 @@ local function stop(self, last, signal)
     ("stopped on request after step %d; no checkpoint is saved"):format(last))
 end
 
+-- How many ranks have batches of their own: those that reduce gradients together. Where all ranks
+-- have parts of one model, one.
+local function count_data_ranks(o)
+  local meta, world = getmetatable(o.model), core.world()
+  local s = meta.ddp or meta.fsdp
+  if s then return s.group:size() end
+  local parts = 1
+  for _, axis in ipairs(parts_of.axes(o.model:parameters())) do parts = parts * axis:size() end
+  return parts == world:size() and 1 or world:size()
+end
+
 -- On several ranks: raises for a trained parameter whose gradient is not reduced, unless the script
 -- has declared it as each rank's own.
 local function refuse_unreduced(model)
@@ -630,9 +642,9 @@ function train.train(options)
   })
   local self = {
     o = o, skips = 0, unjudged = {}, numbers = {}, parameters = o.model:parameters(),
-    world = core.world(), dtype_asked = o.dtype, settle = settle,
+    world = core.world(), data_ranks = count_data_ranks(o), dtype_asked = o.dtype, settle = settle,
   }
-  if self.world:size() > 1 and not o.by_hand then refuse_unreduced(o.model) end
+  if self.data_ranks > 1 and not o.by_hand then refuse_unreduced(o.model) end
   check_optimizer(o)
   self.next_batch = type(o.data) == "function" and o.data or function() return o.data:next() end
   o.model:train()
