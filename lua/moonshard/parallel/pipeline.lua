@@ -242,6 +242,10 @@ local function receive(self, message)
   -- Gradients are like what was sent.
   local chunk = message.is_gradient and message.chunk + 1 or message.chunk
   if not self.specs[chunk] then
+    if not group:_has_others() then
+      core.raise(("pipeline: without the other ranks, as in `moonshard check`, nothing tells the \z
+        shapes that go into chunk %d: run it on all ranks"):format(chunk))
+    end
     local numbers = core.zeros { 1 + MOST * (2 + DIMS), dtype = "i64" }
     group:recv(numbers, message.from, { label = message.label .. " shapes" }):value()
     self.specs[chunk] = read_spec(numbers:to_table())
