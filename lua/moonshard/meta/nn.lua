@@ -597,7 +597,8 @@
 --- up.weight:shape() --> { 8, 4 }
 --- ```
 ---@field split fun(parameter: ms.Parameter, group: ms.Group, how: ms.SplitOptions): ms.Parameter
---- Declares that no other rank of a group has the parameters of this module (a stage, an expert).
+--- Declares that no other rank of a group has the parameters of this module (a stage, an expert),
+--- but for those that were declared `ms.nn.shared` before.
 --- Name them as in the whole model: `list[i] = block` of an `ms.nn.List` keeps numbers. Where each
 --- rank has made its module by itself, their values are drawn as those of modules of one model that
 --- follow each other in the order of ranks; call it right after the module is made. A module that
@@ -621,6 +622,20 @@
 --- ms.nn.shared(norm.weight, ms.world()):shape() --> { 4 }
 --- ```
 ---@field shared fun(parameter: ms.Parameter, group: ms.Group): ms.Parameter
+--- A chunk of a language model for `ms.pipeline`: blocks first to last, counted from 1, with the
+--- embeddings before the first block, and the last norm and the head after the last one. The first
+--- chunk takes ids, the others what the chunk before gives; the last gives logits. Modules keep
+--- their names: with `ms.nn.owned`, `save`, checkpoints and clipping see one model. Of a model on
+--- "meta" (or from `nn.pretrained` there) each rank makes the values of its chunk only. With tied
+--- embeddings the first and the last chunk have the table: declare it `ms.nn.shared` on their ranks.
+--- ```lua
+--- local model = ms.device("meta", function()
+---   return ms.nn.gpt2 { vocab = 64, context = 16, layers = 2, width = 32, heads = 2 }
+--- end)
+--- local chunk = ms.nn.cut(model, 1, 1):materialize()
+--- chunk(ms.tensor { { 1, 2, 3 } }):shape() --> { 1, 3, 32 }
+--- ```
+---@field cut fun(model: ms.LanguageModel, first: integer, last: integer): ms.Module
 ---@class ms.LanguageModel: ms.Module
 --- The ids that end a text, of generation_config.json or config.json; nil in models of your own.
 ---@field stop? integer[]

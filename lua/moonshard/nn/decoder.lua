@@ -123,15 +123,17 @@ local function embed(holder, names, tokens, positions, cache)
   return stream + places(core.arange(first, first + length - 1))
 end
 
--- The last norm's output [batch, time, width].
-local function run_body(holder, names, tokens, positions, how, cache)
-  local stream, change = embed(holder, names, tokens, positions, cache), nil
-  local dropout, blocks = how.dropout or 0, holder[names.blocks]
-  if dropout > 0 and holder:is_training() then stream = stream:dropout(dropout) end
-  -- Whether only this function has the stream and the change, which were made by a block. A norm of
-  -- their sum gets neither.
-  local own = false
-  for i = 1, #blocks do
+-- The stream that the first block gets.
+local function begin_stream(holder, names, tokens, positions, how, cache)
+  local stream, dropout = embed(holder, names, tokens, positions, cache), how.dropout or 0
+  return dropout > 0 and holder:is_training() and stream:dropout(dropout) or stream
+end
+
+-- Some of the blocks. The stream, the change that is to be added to it, and whether the caller
+-- alone has both, which were made by a block.
+local function run_blocks(holder, names, first, last, stream, change, positions, how, cache)
+  local blocks, own = holder[names.blocks], false
+  for i = first, last do
     local block = blocks[i]
     if how.recompute and core.is_recording() then
       stream, change = core.recompute(block, stream, change, positions)
@@ -143,6 +145,16 @@ local function run_body(holder, names, tokens, positions, how, cache)
       stream, change, own = next_stream, next_change, is_tidy
     end
   end
+  return stream, change, own
+end
+
+-- The last norm's output [batch, time, width].
+local function run_body(holder, names, tokens, positions, how, cache)
+  local stream = begin_stream(holder, names, tokens, positions, how, cache)
+  local change, own
+  stream, change, own = run_blocks(holder, names, 1, #holder[names.blocks], stream, nil, positions,
+    how, cache)
+  -- The norm of the sum gets neither.
   local _, normed = layers._norm_of_sum(holder[names.last], stream, change)
   if own then core.release(stream, change) end
   return normed
@@ -299,6 +311,9 @@ local function features(self, tokens, positions, cache)
   end
   return run_body(self, names, tokens, positions, self.options, cache)
 end
+
+--- For nn/cut.lua, which runs some of a model's blocks.
+Decoder._begin_stream, Decoder._run_blocks = begin_stream, run_blocks
 
 local function embedding_weight(self)
   local names = self.row.names

@@ -7,6 +7,7 @@ require "moonshard.nn.adapter_files"
 local lora = require "moonshard.nn.lora"
 local alone = require "moonshard.nn.alone"
 local parts = require "moonshard.nn.parts"
+local cut = require "moonshard.nn.cut"
 local Decoder = require "moonshard.nn.decoder"
 local gpt2 = require "moonshard.nn.gpt2"
 local llama = require "moonshard.nn.llama"
@@ -62,5 +63,11 @@ function nn.owned(object, group, options) return parts.owned(object, group, opti
 ---@param group ms.Group
 ---@return ms.Parameter
 function nn.shared(parameter, group) return parts.shared(parameter, group) end
+
+---@param model ms.LanguageModel
+---@param first integer
+---@param last integer
+---@return ms.Module
+function nn.cut(model, first, last) return cut.cut(model, first, last) end
 
 return options_of.closed(nn, "ms.nn")

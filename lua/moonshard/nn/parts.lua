@@ -62,15 +62,15 @@ local function entry_of(p)
   return declared[p]
 end
 
--- All groups that are named for a parameter.
-local function groups_of(own)
-  local list = table.move(own.shared, 1, #own.shared, #own.owned + 1, { table.unpack(own.owned) })
+-- The groups that a parameter is declared with in such a way, and the one over which it is split.
+local function groups_of(own, kind)
+  local list = { table.unpack(own[kind] or {}) }
   if own.split then list[#list + 1] = own.split.group end
   return list
 end
 
--- Raises unless a parameter can be declared with this group.
-local function check_free(what, p, group)
+-- Raises unless a parameter can be declared so with this group. kind: "owned" or "shared".
+local function check_free(what, p, group, kind)
   if ownership.sharded[p] or ownership.reduced[p] and ownership.reduced[p].reducer then
     core.raise(("%s: '%s' belongs to a model that is wrapped by %s: declare it before"):format(what,
       name_of(p), ownership.sharded[p] and "fsdp" or "ddp"))
@@ -81,20 +81,20 @@ local function check_free(what, p, group)
     core.raise(("%s: '%s' has the codes of a weight: declare the weight before nn.lora encodes it")
       :format(what, name_of(p)))
   end
-  for _, other in ipairs(declared[p] and groups_of(declared[p]) or {}) do
+  for _, other in ipairs(declared[p] and groups_of(declared[p], kind) or {}) do
     if other == group then
       core.raise(("%s: '%s' is declared with this group already"):format(what, name_of(p)))
     end
   end
 end
 
-local function check_arguments(what, p, group)
+local function check_arguments(what, p, group, kind)
   if not core.is_parameter(p) then
     core.raise(("%s: a parameter is expected, not %s"):format(what,
       core.is_tensor(p) and "a tensor that is none" or type(p)))
   end
   options_of.argument(what, "group", group, "group")
-  check_free(what, p, group)
+  check_free(what, p, group, kind)
 end
 
 ----------------------------------------------------------------------------------- initial values
@@ -304,12 +304,25 @@ end
 
 -------------------------------------------------------------------------------------------- owned
 
--- The draws of the modules of a tree: seed, step, the first and the one after the last; nil: none.
-local function draws_of(object)
+-- Whether a module has one of these parameters itself.
+local function has_one_of(one, list)
+  local state = getmetatable(one)
+  for _, key in ipairs(state.order) do
+    local value = rawget(state.fields, key)
+    if core.is_tensor(value) and list[value] then return true end
+  end
+  return false
+end
+
+-- The draws of the modules of a tree that have these parameters: seed, step, the first and the one
+-- after the last; nil: none.
+local function draws_of(object, list)
   local seed, step, first, last
+  local has = {}
+  for _, p in ipairs(list) do has[p] = true end
   for _, one in object:modules() do
     local drawn = getmetatable(one).drawn
-    if drawn and drawn.last > drawn.first then
+    if drawn and drawn.last > drawn.first and has_one_of(one, has) then
       if seed and (seed ~= drawn.seed or step ~= drawn.step) then
         core.raise "nn.owned: the module was made in several steps, or with several seeds"
       end
@@ -324,8 +337,8 @@ end
 -- The ranks of a group have made their modules one by one with the same numbers, as if each were
 -- the first one. They get those that they have in one model, in which they follow each other. Where
 -- a rank has taken its module out of a whole model, its numbers are right.
-local function redraw_in_turn(object, group)
-  local seed, step, first, last = draws_of(object)
+local function redraw_in_turn(object, list, group)
+  local seed, step, first, last = draws_of(object, list)
   local told = group:_share("all_gather", "i64", { first or 0, (last or 0) - (first or 0) },
     "nn.owned")
   local before, total, same = 0, 0, true
@@ -338,8 +351,7 @@ local function redraw_in_turn(object, group)
   if first and (now_seed ~= seed or now_step ~= step or now ~= last) then
     core.raise "nn.owned: numbers were drawn after the module was made: declare it right after"
   end
-  for _, item in ipairs(object:named_parameters()) do
-    local p = item.parameter
+  for _, p in ipairs(list) do
     local known = record_of(p)
     if not known then refuse_unknown("nn.owned", p) end
     if not piece.is_source(known.record) then
@@ -356,6 +368,18 @@ local function redraw_in_turn(object, group)
   core.set_random_state(now_seed, now_step, now + total - (last or 0) + (first or 0))
 end
 
+-- Whether a parameter was declared to have a copy on another rank of the group.
+local function is_shared_in(p, group)
+  local inside = {}
+  for _, rank in ipairs(group:_members()) do inside[rank] = true end
+  for _, other in ipairs(declared[p] and declared[p].shared or {}) do
+    local count = 0
+    for _, rank in ipairs(other:_members()) do count = count + (inside[rank] and 1 or 0) end
+    if count > 1 then return true end
+  end
+  return false
+end
+
 ---@param object ms.Module
 ---@param group ms.Group
 ---@param options? { values?: "kept" }
@@ -368,10 +392,13 @@ function parts.owned(object, group, options)
   if o.values ~= nil and o.values ~= "kept" then
     core.raise(('%s: values is "kept" or nothing, not %q'):format(what, o.values))
   end
-  local list = object:parameters()
+  local list, alone = object:parameters(), {}
   if #list == 0 then core.raise(what .. ": the module has no parameter") end
-  for _, p in ipairs(list) do check_free(what, p, group) end
-  if group:size() > 1 and o.values ~= "kept" then redraw_in_turn(object, group) end
+  for _, p in ipairs(list) do
+    check_free(what, p, group, "owned")
+    if not is_shared_in(p, group) then alone[#alone + 1] = p end
+  end
+  if group:size() > 1 and o.values ~= "kept" then redraw_in_turn(object, alone, group) end
   for _, p in ipairs(list) do table.insert(entry_of(p).owned, group) end
   return object
 end
@@ -394,7 +421,7 @@ end
 ---@param group ms.Group
 ---@return ms.Parameter
 function parts.shared(parameter, group)
-  check_arguments("nn.shared", parameter, group)
+  check_arguments("nn.shared", parameter, group, "shared")
   if group:size() > 1 then redraw_alike(parameter, group) end
   table.insert(entry_of(parameter).shared, group)
   return parameter
