@@ -143,6 +143,15 @@ static int fsdp_spans(lua_State *L)
     return ms_lua_push_spans(L, fsdp, ms_lua_fsdp_unit(L, 2, fsdp), part);
 }
 
+/* sharded:is_fresh(unit, part): see ms_fsdp_part_is_fresh */
+static int fsdp_is_fresh(lua_State *L)
+{
+    const ms_fsdp *fsdp = ms_lua_fsdp(L);
+    uint32_t part = (uint32_t)ms_lua_integer(L, 3, 0, UINT32_MAX, "part");
+    lua_pushboolean(L, ms_fsdp_part_is_fresh(fsdp, ms_lua_fsdp_unit(L, 2, fsdp), part));
+    return 1;
+}
+
 /* The position at 2, from 1, as an index of pieces. */
 static uint32_t check_piece(lua_State *L, const ms_fsdp *fsdp)
 {
@@ -202,6 +211,7 @@ void ms_lua_add_fsdp_state(lua_State *L, int runtime)
         { "note_step", fsdp_note_step },
         { "pieces", fsdp_pieces },
         { "spans", fsdp_spans },
+        { "is_fresh", fsdp_is_fresh },
         { "cut", fsdp_cut },
         { "piece", fsdp_piece },
         { "note_written", fsdp_note_written },

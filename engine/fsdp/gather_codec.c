@@ -123,6 +123,8 @@ ms_status ms_gather_codec_gather(ms_flat_param *flat, ms_tensor *shard, ms_strea
                                  ms_tensor *to)
 {
     ms_engine *engine = flat->unit->fsdp->source.engine;
+    uint64_t version = ms_tensor_version(flat->source);
+    flat->extended.is_fresh = !flat->extended.any || flat->extended.version != version;
     ms_stream *before = ms_engine_set_current(engine, stream);
     bool recording = ms_engine_set_recording(engine, false);
     ms_tensor *sent = NULL;
@@ -130,6 +132,10 @@ ms_status ms_gather_codec_gather(ms_flat_param *flat, ms_tensor *shard, ms_strea
     if (!status) status = call_before(flat, shard, &sent);
     if (!status) status = send(flat, sent, stream, to);
     ms_tensor_release(sent);
+    if (!status) {
+        flat->extended.any = true;
+        flat->extended.version = version;
+    }
     flat->gathered = ms_stream_last(stream);
     ms_engine_set_recording(engine, recording);
     ms_engine_set_current(engine, before);
@@ -140,6 +146,12 @@ static const ms_flat_param *get_part(const ms_fsdp *fsdp, uint32_t unit, uint32_
 {
     bool there = unit < fsdp->unit_count && part < fsdp->units[unit].count;
     return there ? &fsdp->units[unit].flats[part] : NULL;
+}
+
+bool ms_fsdp_part_is_fresh(const ms_fsdp *fsdp, uint32_t unit, uint32_t part)
+{
+    const ms_flat_param *flat = get_part(fsdp, unit, part);
+    return flat && flat->extended.is_fresh;
 }
 
 int64_t ms_fsdp_part_length(const ms_fsdp *fsdp, uint32_t unit, uint32_t part)

@@ -134,6 +134,12 @@ struct ms_flat_param {
     ms_fp8_form fp8;
     /* [length]; the memory of the whole in the shard's dtype if not sharded */
     ms_tensor *shard;
+    /* Gathers by an extension: the shard's version in the last one; and whether the one that runs
+     * is the first of its version. */
+    struct {
+        uint64_t version;
+        bool any, is_fresh;
+    } extended;
     ms_tensor *source; /* all of the shard's storage, the part of empty pieces included */
     ms_tensor *
         near; /* secondary_shard.c: a part of the whole, dropped but between forward and backward */

@@ -214,6 +214,8 @@ typedef struct ms_shard_span {
 /* Span `index` of a part; false past the last span and the last part. */
 MS_API bool ms_fsdp_span_get(const ms_fsdp *fsdp, uint32_t unit, uint32_t part, uint32_t index,
                              ms_shard_span *out);
+/* In these functions: whether the shard has been written since it was gathered so before. */
+MS_API bool ms_fsdp_part_is_fresh(const ms_fsdp *fsdp, uint32_t unit, uint32_t part);
 /* Elements of each rank's shard of a part, zeros included; 0 past the last part. */
 MS_API int64_t ms_fsdp_part_length(const ms_fsdp *fsdp, uint32_t unit, uint32_t part);
 /* What gathers make of a coded parameter of which x is all of the numbers: a new tensor, owned, of

@@ -199,6 +199,28 @@
 --- Where parameters are in this rank's shard: `count` elements after the first `at`. With layout
 --- "rows" these are whole rows, and spans are equal on all ranks. shape: of the whole parameter.
 ---@field spans { name: string, shape: integer[], at: integer, count: integer }[]
+--- In before_gather and after_gather: whether the shard has been written since the last gather. A
+--- gather in backward sends the same shard as that of its forward.
+---@field fresh boolean
+---@field state ms.PartState           what these functions keep from gather to gather
+
+--- Numbers that before_gather and after_gather keep.
+---@class ms.PartState
+--- An f32 tensor [part.length], zeros at first, for this rank's shard. Checkpoints have it as they
+--- have the parameters, for any other number of ranks.
+--- ```lua
+--- local function before_gather(shard, _, part)
+---   local left, sent = part.state:flat "left", part.state:flat "sent"
+---   if part.fresh then                           -- what was left out is sent the next time
+---     left:add_(shard)
+---     sent:copy_(left:to "bf16")
+---     left:sub_(sent)
+---   end
+---   return sent:to "bf16"
+--- end
+--- ms.fsdp(ms.nn.Linear(2, 2), { before_gather = before_gather })(ms.ones { 1, 2 }):dim() --> 2
+--- ```
+---@field flat fun(self, name: string): ms.Tensor
 
 ---@class ms.Unit
 ---@field index integer                0 is the root

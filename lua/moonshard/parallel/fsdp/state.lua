@@ -8,6 +8,7 @@ local agree = require "moonshard.parallel.agree"
 local core = require "moonshard.core"
 local named = require "moonshard.base.named"
 local files = require "moonshard.nn.files"
+local gather_codec = require "moonshard.parallel.fsdp.gather_codec"
 local module = require "moonshard.nn.module"
 local options_of = require "moonshard.base.options"
 local piece = require "moonshard.parallel.shard_piece"
@@ -221,13 +222,19 @@ end
 ---@param s ms.FSDPState
 ---@return table<string, ms.Tensor|ms.Piece>
 function state.pieces(s)
-  local items = state.part_items(s)
-  if items then return whole.pieces("state", items) end
+  local items, kept = state.part_items(s), gather_codec.items(s)
+  if items then
+    return whole.pieces("state", table.move(kept, 1, #kept, #items + 1, items))
+  end
   local found = named.table {}
   for _, item in ipairs(state.items(s)) do
     if item.position then
       found[item.name] = piece.new(own_part(s, item), item.shape, item.first, state.saves(s, item))
     elseif item.tensor then found[item.name] = item.tensor end
+  end
+  local saves = not s.replicas or state.copy(s).is_first
+  for _, item in ipairs(kept) do
+    found[item.name] = piece.new(item.flat, item.shape, item.first, saves)
   end
   return found
 end
@@ -338,6 +345,7 @@ end
 ---@param options? ms.LoadOptions
 function state.load(s, given, options)
   options_of.argument("load_state", "state", given, "table")
+  given = gather_codec.take(s, given)
   local of_parts = state.part_items(s)
   if of_parts then
     whole.load_state(of_parts, given, options)
