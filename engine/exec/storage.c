@@ -393,6 +393,15 @@ bool ms_storage_expects_reads(const ms_storage *storage, size_t begin, size_t en
     return false;
 }
 
+/* The recursion is as deep as the chain of derivations. */
+bool ms_storage_expects_any(const ms_storage *storage)
+{
+    bool any = ms_storage_expects_reads(storage, 0, storage->bytes);
+    for (const ms_storage *one = storage->derived; one && !any; one = one->derived_next)
+        any = ms_storage_expects_any(one);
+    return any;
+}
+
 /* Never taken back: a parameter is one as long as its memory. */
 void ms_storage_mark_parameter(ms_storage *storage, size_t begin, size_t end)
 {

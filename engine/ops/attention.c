@@ -251,8 +251,9 @@ static ms_status make_gradients(ms_op_gradient *gradient, ms_tensor **results)
     return status;
 }
 
-/* One task computes all three gradients, as they share the probabilities; those that are not needed
- * are released. 5 products against 2 of forward: scores again, their gradients, dv, dk and dq. */
+/* One task computes all three gradients, as they share the probabilities; those that no part of
+ * the backward needs are released. 5 products against 2 of forward: scores again, their gradients,
+ * dv, dk and dq. */
 static ms_status attention_backward(ms_op_gradient *gradient)
 {
     ms_engine *engine = gradient->engine;
@@ -280,7 +281,7 @@ static ms_status attention_backward(ms_op_gradient *gradient)
     ms_tensor_release(g);
     for (int i = 0; i < 3; i++) {
         /* Inputs that autocast has cast get gradients of their own dtype. */
-        if (!status && gradient->needs[i])
+        if (!status && ms_op_wants(gradient, (uint32_t)i))
             status = ms_op_as_dtype(engine, results[i], gradient->inputs[i].dtype,
                                     &gradient->results[i]);
         ms_tensor_release(results[i]);

@@ -179,15 +179,15 @@ static ms_status input_gradient(const ms_op_gradient *gradient, ms_convolution_a
     return status;
 }
 
-/* dweight and dbias, of which at least one is needed, in one pass over g, written into their homes
- * if they have some. */
+/* dweight and dbias, of which at least one is needed now, in one pass over g, written into their
+ * homes if they have some. */
 static ms_status weight_gradients(const ms_op_gradient *gradient, ms_convolution_args args,
                                   ms_tensor *g)
 {
-    bool wants_bias = gradient->input_count > 2 && gradient->needs[2];
+    bool wants_bias = ms_op_wants(gradient, 2);
     ms_tensor *dweight = NULL, *dbias = NULL, *x = gradient->saved[0];
     ms_status status = MS_OK;
-    if (gradient->needs[1]) status = ms_op_result(gradient, 1, &dweight);
+    if (ms_op_wants(gradient, 1)) status = ms_op_result(gradient, 1, &dweight);
     if (!status && wants_bias) status = ms_op_result(gradient, 2, &dbias);
     if (!status) {
         args.x = ms_tensor_data(x);
@@ -223,6 +223,8 @@ static ms_status conv2d_backward(ms_op_gradient *gradient)
     if (!status && gradient->needs[0]) status = input_gradient(gradient, args, g);
     if (!status && (gradient->needs[1] || (gradient->input_count > 2 && gradient->needs[2])))
         status = weight_gradients(gradient, args, g);
+    ms_op_reads_later(gradient, 0, ms_op_is_left(gradient, 1) || ms_op_is_left(gradient, 2));
+    ms_op_reads_later(gradient, 1, ms_op_is_left(gradient, 0));
     ms_tensor_release(g);
     return status;
 }

@@ -26,6 +26,10 @@
  * (ms_engine_is_for_gpu) alone. Where the library cannot make it, the same task launches our kernel
  * after the product (ops/cuda/matmul.c).
  *
+ * A backward in two parts (op.h) keeps between them what both products take: h behind an
+ * activation, and in 8 bits the codes of h that the second one reads. What the pass, or a product,
+ * makes beside them is made with it, in whichever part that is.
+ *
  * The library computes gelu and its slope of the sums in f32; our kernel computes them of the
  * rounded sums. The library's tanh has errors of some 1e-4, so f32 stays with our kernel. */
 #include "ops/linear.h"
@@ -284,10 +288,11 @@ ms_status ms_linear_of_gelu(ms_op_call *call)
 /* ----------------------------------------------------------------- backward */
 
 /* Whether the product that makes dw sums the bias's gradient as well: where g goes into it as it
- * has arrived and nothing else passes over it. */
+ * has arrived and nothing else passes over it. Both are then made at once, also in a backward in
+ * two parts. */
 static bool product_sums(const ms_op_gradient *gradient, const ms_tensor *g)
 {
-    bool wanted = gradient->input_count > 2 && gradient->needs[2] && gradient->needs[1],
+    bool wanted = ms_op_wants(gradient, 1) && ms_op_wants(gradient, 2),
          is_as_it_arrived = !is_activated(&gradient->attributes),
          /* The library sums in the dtype of its result. */
         is_one_dtype = wanted && gradient->inputs[1].dtype == gradient->inputs[2].dtype,
@@ -323,6 +328,20 @@ static ms_status weight_gradient(const ms_op_gradient *gradient, ms_tensor *rows
     gradient->results[1] = made;
     if (bias) gradient->results[2] = bias;
     return MS_OK;
+}
+
+/* What the first part has kept for this call, which is of the second one; else NULL. */
+static ms_tensor *kept_of(const ms_op_gradient *gradient)
+{
+    return gradient->kept && !gradient->later ? gradient->kept[0] : NULL;
+}
+
+/* Keeps it for the second part's call, if that makes this result. */
+static void keep_for(const ms_op_gradient *gradient, uint32_t result, ms_tensor *tensor)
+{
+    if (gradient->later && gradient->later[result] && !gradient->results[result] && tensor
+        && !gradient->kept[0])
+        gradient->kept[0] = ms_tensor_retain(tensor);
 }
 
 /* The incoming gradient as [rows, out] with an inner stride of 1, which the kernel needs. An
@@ -444,12 +463,17 @@ static ms_status enqueue_pass(ms_engine *engine, const pass_parts *p)
     return status;
 }
 
+/* Whether this call multiplies. What an earlier call has kept is ready for that. */
+static bool wants_products(const ms_op_gradient *gradient)
+{
+    return (gradient->needs[0] || gradient->needs[1]) && !kept_of(gradient);
+}
+
 /* In 8 bits h is encoded next. On a GPU the pass gives its greatest size, unless h is what has
  * arrived, and whoever wrote that has given it. */
 static ms_status make_most(const ms_op_gradient *gradient, pass_parts *p)
 {
-    bool is_encoded =
-        gradient->saved[0]->dtype == MS_U8 && (gradient->needs[0] || gradient->needs[1]);
+    bool is_encoded = gradient->saved[0]->dtype == MS_U8 && wants_products(gradient);
     if (!is_encoded || !ms_engine_is_for_gpu(gradient->engine)) return MS_OK;
     if (!p->h && ms_tensor_most(p->rows)) return MS_OK;
     int64_t count = ms_linear_most_count(p->rows->shape[0], p->rows->shape[1]);
@@ -465,9 +489,12 @@ static ms_status pass(const ms_op_gradient *gradient, ms_tensor *rows, bool sums
     ms_engine *engine = gradient->engine;
     pass_parts p = { .rows = rows };
     if (is_activated(&gradient->attributes)) p.before = gradient->saved[2];
-    bool wants_bias = gradient->input_count > 2 && gradient->needs[2] && !sums;
     /* h is read by the two products only. */
-    bool wants_h = p.before && (gradient->needs[0] || gradient->needs[1]);
+    bool wants_h = p.before && wants_products(gradient);
+    /* A pass that runs anyway makes it in the first part, too. */
+    bool wants_bias =
+        !sums
+        && (wants_h ? ms_op_wants(gradient, 2) : gradient->input_count > 2 && gradient->needs[2]);
     ms_status status = MS_OK;
     if (wants_h) status = result_place(gradient, rows, &p.h);
     if (!status && wants_bias) status = ms_op_result(gradient, 2, &p.bias);
@@ -519,51 +546,92 @@ static ms_status input_gradient_in_fp8(const ms_op_gradient *gradient, bool nati
     return status;
 }
 
-/* The same in 8 bits: h is encoded once for both products. */
+/* The two products of codes, as far as this call is to make them. codes: those of h; turned: those
+ * of its transpose, which the weight's product takes where codes are multiplied. */
+static ms_status multiply_in_fp8(const ms_op_gradient *gradient, bool native, ms_tensor *codes,
+                                 ms_tensor *turned)
+{
+    const ms_tensor_info *w = &gradient->inputs[1], *y = &gradient->outputs[0];
+    const bool *needs = gradient->needs;
+    int64_t width = y->shape[y->dims - 1], rows = ms_shape_count(y->dims - 1, y->shape);
+    ms_fp8_matrix x = { .payload = gradient->saved[0],
+                        .rows = rows,
+                        .columns = w->shape[gradient->op == &ms_op_linear_t ? 0 : 1] },
+                  g = { .payload = native ? turned : codes,
+                        .rows = rows,
+                        .columns = width,
+                        .format = MS_FP8_E5M2 };
+    ms_status status = needs[1] ? weight_gradient_in_fp8(gradient, native, x, g) : MS_OK;
+    g.payload = codes;
+    if (!status && needs[0]) status = input_gradient_in_fp8(gradient, native, g);
+    return status;
+}
+
+/* The same in 8 bits: h is encoded once for both products, also where they are in two parts. h may
+ * be NULL where codes were kept. */
 static ms_status backward_in_fp8(const ms_op_gradient *gradient, ms_tensor *h)
 {
     const ms_tensor_info *w = &gradient->inputs[1];
     const bool *needs = gradient->needs;
-    bool native = ms_fp8_weight_is_native(gradient->saved[1], ms_shape_count(w->dims, w->shape)),
-         turns = native && needs[1];
-    ms_tensor *codes = NULL, *turned = NULL;
-    ms_status status = MS_OK;
-    if (needs[0] || needs[1])
-        status = ms_fp8_encode(gradient->engine, h, MS_FP8_E5M2,
-                               needs[0] || !native ? &codes : NULL, turns ? &turned : NULL);
-    ms_fp8_matrix x = { .payload = gradient->saved[0],
-                        .rows = h->shape[0],
-                        .columns = w->shape[gradient->op == &ms_op_linear_t ? 0 : 1] },
-                  g = { .payload = turns ? turned : codes,
-                        .rows = h->shape[0],
-                        .columns = h->shape[1],
-                        .format = MS_FP8_E5M2 };
-    if (!status && needs[1]) status = weight_gradient_in_fp8(gradient, native, x, g);
-    g.payload = codes;
-    if (!status && needs[0]) status = input_gradient_in_fp8(gradient, native, g);
+    bool native = ms_fp8_weight_is_native(gradient->saved[1], ms_shape_count(w->dims, w->shape));
+    ms_tensor *codes = NULL, *turned = NULL, *kept = kept_of(gradient);
+    if (!needs[0] && !needs[1]) return MS_OK;
+    if (kept) return multiply_in_fp8(gradient, native, kept, kept);
+    bool straight = !native || ms_op_wants(gradient, 0), turns = native && ms_op_wants(gradient, 1);
+    ms_status status = ms_fp8_encode(gradient->engine, h, MS_FP8_E5M2, straight ? &codes : NULL,
+                                     turns ? &turned : NULL);
+    if (!status) status = multiply_in_fp8(gradient, native, codes, turned);
+    if (!status) keep_for(gradient, 0, codes);
+    if (!status) keep_for(gradient, 1, native ? turned : codes);
     ms_tensor_release(codes);
     ms_tensor_release(turned);
     return status;
+}
+
+/* dw, and dbias with it if it sums; and dx. g is h. */
+static ms_status multiply_gradients(const ms_op_gradient *gradient, ms_tensor *g, bool sums)
+{
+    ms_tensor *rows = NULL;
+    const bool *needs = gradient->needs;
+    bool wants_weight = needs[1] || (sums && needs[2]);
+    ms_status status = ms_matrix_flattened(gradient->engine, gradient->saved[0], &rows);
+    if (!status && wants_weight) status = weight_gradient(gradient, rows, g, sums);
+    if (!status && needs[0]) status = input_gradient(gradient, gradient->saved[1], g);
+    ms_tensor_release(rows);
+    return status;
+}
+
+/* What the second part's call reads: an operand of each product that is left, and what went into
+ * the activation unless h was kept, and the bias's gradient made with it. */
+static void note_reads(const ms_op_gradient *gradient)
+{
+    bool passes = ms_op_is_left(gradient, 2)
+                  || ((ms_op_is_left(gradient, 0) || ms_op_is_left(gradient, 1)) && gradient->kept
+                      && !gradient->kept[0]);
+    ms_op_reads_later(gradient, 0, ms_op_is_left(gradient, 1));
+    ms_op_reads_later(gradient, 1, ms_op_is_left(gradient, 0));
+    if (is_activated(&gradient->attributes)) ms_op_reads_later(gradient, 2, passes);
 }
 
 /* Gradients as stated at the top of this file. saved: x, weight, and `before` with an activation.
  * Results that were made before a failure are the caller's to release. */
 static ms_status linear_backward(ms_op_gradient *gradient)
 {
-    ms_engine *engine = gradient->engine;
-    ms_tensor *x = gradient->saved[0], *w = gradient->saved[1], *arrived = NULL, *g = NULL,
-              *rows = NULL;
-    bool sums = false, is_fp8 = x->dtype == MS_U8;
-    ms_status status = gradient_rows(engine, gradient->gradients[0], &arrived);
-    if (!status && !is_fp8) sums = product_sums(gradient, arrived);
-    if (!status) status = pass(gradient, arrived, sums, &g);
+    ms_tensor *arrived = NULL, *g = NULL, *kept = kept_of(gradient);
+    bool sums = false, is_fp8 = gradient->saved[0]->dtype == MS_U8,
+         passes = !kept || (gradient->input_count > 2 && gradient->needs[2]);
+    ms_status status = MS_OK;
+    if (passes) status = gradient_rows(gradient->engine, gradient->gradients[0], &arrived);
+    if (passes && !status && !is_fp8) sums = product_sums(gradient, arrived);
+    if (passes && !status) status = pass(gradient, arrived, sums, &g);
     if (!status && is_fp8) status = backward_in_fp8(gradient, g);
-    else if (!status) status = ms_matrix_flattened(engine, x, &rows);
-    if (rows && gradient->needs[1]) status = weight_gradient(gradient, rows, g, sums);
-    if (rows && !status && gradient->needs[0]) status = input_gradient(gradient, w, g);
+    else if (!status) status = multiply_gradients(gradient, kept ? kept : g, sums);
+    bool is_new = !status && is_activated(&gradient->attributes) && !is_fp8 && g != arrived;
+    if (is_new) keep_for(gradient, 0, g);
+    if (is_new) keep_for(gradient, 1, g);
+    note_reads(gradient);
     ms_tensor_release(arrived);
     ms_tensor_release(g);
-    ms_tensor_release(rows);
     return status;
 }
 

@@ -546,6 +546,8 @@ static ms_status matmul_backward(ms_op_gradient *gradient)
     if (!status) status = as_matrices(gradient->saved[1], p.dims, true, &b);
     if (!status && gradient->needs[0]) status = left_gradient(gradient, &p, full, a, b);
     if (!status && gradient->needs[1]) status = right_gradient(gradient, &p, full, a, b);
+    ms_op_reads_later(gradient, 0, ms_op_is_left(gradient, 1));
+    ms_op_reads_later(gradient, 1, ms_op_is_left(gradient, 0));
     ms_tensor_release(g);
     ms_tensor_release(full);
     ms_tensor_release(a);

@@ -272,12 +272,12 @@ static ms_status make_most(const ms_op_gradient *gradient, backward_parts *p)
 /* Formulas at the top of this file. s of the fused forms is an output too, so its own gradient is
  * added to ds in the same task. The task also runs for a tensor without rows: weight and bias still
  * need gradients. dx is one tensor for x and residual, which have the same gradient, unless their
- * dtypes differ. */
+ * dtypes differ. The task makes all gradients in the first part of a backward in two. */
 static ms_status norm_backward(ms_op_gradient *gradient)
 {
     ms_engine *engine = gradient->engine;
     bool fused = is_sum(gradient->op);
-    uint32_t at = fused ? 2 : 1, count = gradient->input_count;
+    uint32_t at = fused ? 2 : 1;
     const ms_tensor_info *x = &gradient->inputs[0], *thin = NULL;
     ms_dtype s = gradient->saved[0]->dtype;
     backward_parts p = { 0 };
@@ -287,7 +287,7 @@ static ms_status norm_backward(ms_op_gradient *gradient)
     ms_tensor *weight = gradient->saved_count > always_saved ? gradient->saved[2] : NULL;
     bool needs_x = false;
     for (uint32_t i = 0; i < (fused ? 2u : 1u); i++) {
-        if (!gradient->needs[i]) continue;
+        if (!ms_op_wants(gradient, i)) continue;
         if (x[i].dtype == s) needs_x = true;
         else thin = &x[i];
     }
@@ -295,9 +295,8 @@ static ms_status norm_backward(ms_op_gradient *gradient)
     if (!status && fused) status = arrived(gradient, 0, false, &p.sum_gradient);
     if (!status && needs_x) status = ms_tensor_new(engine, s, x->dims, x->shape, &p.dx);
     if (!status && thin) status = ms_tensor_new(engine, thin->dtype, x->dims, x->shape, &p.narrow);
-    if (!status && count > at && gradient->needs[at])
-        status = ms_op_result(gradient, at, &p.dweight);
-    if (!status && has_mean && count > at + 1 && gradient->needs[at + 1])
+    if (!status && ms_op_wants(gradient, at)) status = ms_op_result(gradient, at, &p.dweight);
+    if (!status && has_mean && ms_op_wants(gradient, at + 1))
         status = ms_op_result(gradient, at + 1, &p.dbias);
     if (!status) status = make_most(gradient, &p);
     if (!status) status = enqueue_backward(gradient, weight, &p);
@@ -315,7 +314,7 @@ static ms_status norm_backward(ms_op_gradient *gradient)
     if (p.dbias) gradient->results[at + 1] = p.dbias;
     /* Both summands have the same gradient: two references to one tensor, or one of each dtype. */
     for (uint32_t i = 0; i < (fused ? 2u : 1u); i++)
-        if (gradient->needs[i])
+        if (ms_op_wants(gradient, i))
             gradient->results[i] = ms_tensor_retain(x[i].dtype == s ? p.dx : p.narrow);
     ms_tensor_release(p.dx);
     ms_tensor_release(p.narrow);

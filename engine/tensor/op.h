@@ -21,6 +21,8 @@
 
 /* Room in a node for saved tensors. Attention saves the most, five. */
 #define MS_OP_SAVED_MAX 8
+/* Room for what the first part of a backward keeps for the second. */
+#define MS_OP_KEPT_MAX 2
 
 /* What backward knows of a tensor that may be gone by then. */
 typedef struct ms_tensor_info {
@@ -70,9 +72,42 @@ typedef struct ms_op_gradient {
      * dtype that backward may write; it then returns the same tensor, retained, as the result. See
      * ms_op_result. The array may be NULL. */
     ms_tensor *const *homes;
+    /* Of a backward in two parts, which calls backward twice. In the first call later[i] says that
+     * result i is left to the second one. No matrix product may run in both: backward puts what
+     * both need into kept[], owned by the node from then on. It may also fill results[i] where
+     * later[i], which the tape then keeps and delivers: what one task makes, or one of two
+     * products that share their work. In the second call later is NULL, needs has what is still
+     * missing, and kept[] is what the first has put there. In a backward of one part both are
+     * NULL. Both calls together must give the bits of one. */
+    const bool *later;
+    ms_tensor **kept; /* MS_OP_KEPT_MAX */
+    /* Of the first call: backward sets bit k where the second one will not read the numbers of
+     * saved[k], so that they may change or be dropped. Where it leaves no result to the second
+     * call, nothing is kept for that. */
+    uint32_t *unread;
     /* The graph is freed after this call: memory that only `saved` refers to may be overwritten. */
     bool last;
 } ms_op_gradient;
+
+/* Notes in the first of two calls whether the second one reads saved[k]. */
+static inline void ms_op_reads_later(const ms_op_gradient *gradient, uint32_t k, bool yes)
+{
+    if (gradient->unread && !yes) *gradient->unread |= 1u << k;
+}
+
+/* Whether the second of two calls makes this result. */
+static inline bool ms_op_is_left(const ms_op_gradient *gradient, uint32_t index)
+{
+    return index < gradient->input_count && gradient->later && gradient->later[index]
+           && !gradient->results[index];
+}
+
+/* Whether this call may make the result: it is needed now, or in the second part. */
+static inline bool ms_op_wants(const ms_op_gradient *gradient, uint32_t index)
+{
+    return index < gradient->input_count
+           && (gradient->needs[index] || (gradient->later && gradient->later[index]));
+}
 
 enum {
     MS_OP_VIEW = 1,     /* outputs share inputs[0]'s storage */

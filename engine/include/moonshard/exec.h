@@ -485,6 +485,8 @@ MS_API void ms_storage_record(ms_storage *storage, size_t begin, size_t end);
  * have to do. expects: whether there is any such read. */
 MS_API void ms_storage_expect_reads(ms_storage *storage, size_t begin, size_t end, int change);
 MS_API bool ms_storage_expects_reads(const ms_storage *storage, size_t begin, size_t end);
+/* Whether there is one anywhere in it, or in what is derived from it. */
+MS_API bool ms_storage_expects_any(const ms_storage *storage);
 /* mark: the parts of these bytes hold values of a parameter, for the rest of the storage's life.
  * is: whether any of these parts does. Optimizers write parameters. */
 MS_API void ms_storage_mark_parameter(ms_storage *storage, size_t begin, size_t end);
