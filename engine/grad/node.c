@@ -8,6 +8,8 @@
 
 #include <string.h>
 
+#include "grad/rest.h"
+
 #define MS_TAPE_CHUNK 64
 
 /* Called when the engine goes. Nodes and metas are in the chunks, and the lists of waiting calls
@@ -143,15 +145,23 @@ void ms_tape_node_drop_saved(ms_tape_node *node)
     }
 }
 
+bool ms_tape_node_is_unread(const ms_tape_node *node, uint32_t index)
+{
+    return node->kept && node->kept->unread >> index & 1;
+}
+
 /* An operator reads what it saved; a function says itself what it reads, if it can say it. */
 bool ms_tape_node_reads(const ms_tape_node *node, uint32_t index, ms_saved *out)
 {
     if (node->function)
         return node->function->reads && node->user
                && node->function->reads(node->user, index, &out->tensor, &out->version);
-    if (index >= node->saved_count) return false;
-    *out = node->saved[index];
-    return true;
+    for (uint32_t k = 0; k < node->saved_count; k++) {
+        if (ms_tape_node_is_unread(node, k) || index-- > 0) continue;
+        *out = node->saved[k];
+        return true;
+    }
+    return false;
 }
 
 /* Adds change to the counts of expected reads in the storages that the node reads. The reads must
@@ -206,6 +216,7 @@ static void node_free(ms_tape_node *node, ms_tape_node **list)
         *list = input;
     }
     ms_tape_node_drop_saved(node);
+    ms_rest_leave(node);
     for (uint32_t i = 0; i < node->output_count; i++) ms_tensor_release(node->gradients[i]);
     ms_context *context = ms_engine_context(node->engine);
     ms_hooks_free(context, node->hooks);
@@ -432,6 +443,14 @@ ms_status ms_leaf_set_outer(ms_tensor *leaf, bool yes)
     return status;
 }
 
+ms_status ms_leaf_set_sharded(ms_tensor *leaf, bool yes)
+{
+    ms_meta *meta = NULL;
+    ms_status status = ms_meta_of(leaf, &meta);
+    if (!status) meta->sharded = yes;
+    return status;
+}
+
 ms_tensor *ms_leaf_take_outer(ms_tensor *leaf)
 {
     ms_meta *meta = leaf->meta;
@@ -483,6 +502,10 @@ static ms_status hook_add(ms_tensor *tensor, ms_hook hook, uint64_t *id)
         status =
             ms_engine_fail(engine, MS_ERROR_ARGUMENT,
                            "on_grad: this tensor needs no gradient; call requires_grad_ first");
+    if (!status && meta->node && meta->node->rest)
+        status = ms_engine_fail(engine, MS_ERROR_STATE,
+                                "on_grad: the backward with inputs has gone through this tensor "
+                                "already: register the hook before it");
     if (!status)
         status = ms_allocate(ms_engine_context(engine), sizeof(ms_hook), "gradient hook", &memory);
     if (status) return status;
@@ -502,6 +525,15 @@ ms_status ms_tensor_on_gradient(ms_tensor *tensor, ms_gradient_function f, void 
                                 void (*free_user)(void *), uint64_t *id)
 {
     return hook_add(tensor, (ms_hook){ .gradient = f, .user = user, .free_user = free_user }, id);
+}
+
+ms_status ms_tensor_on_parts(ms_tensor *tensor, ms_gradient_function f, void *user,
+                             void (*free_user)(void *))
+{
+    uint64_t id;
+    return hook_add(
+        tensor, (ms_hook){ .gradient = f, .in_both = true, .user = user, .free_user = free_user },
+        &id);
 }
 
 /* A reducer learns here that a parameter's gradient is complete, and launches the bucket when it

@@ -19,10 +19,18 @@ void ms_tape_node_drop_saved(ms_tape_node *node);
 /* The index-th tensor that the node's backward reads (borrowed), as it was when it was saved; false
  * past the last. */
 bool ms_tape_node_reads(const ms_tape_node *node, uint32_t index, ms_saved *out);
+/* Whether the rest of a backward does without saved[index], which the first part has read. */
+bool ms_tape_node_is_unread(const ms_tape_node *node, uint32_t index);
 /* Counts the node's reads in their storages until the node has run, or never will. Both may be
  * repeated: `expected` remembers whether they are counted. */
 void ms_tape_node_expect(ms_tape_node *node);
 void ms_tape_node_unexpect(ms_tape_node *node);
+/* As ms_tensor_on_gradient, of a result. In the rest of a backward in two parts f is called once
+ * more, with gradient NULL, where the tensor's node has its turn, if the first part has called it:
+ * the nodes that were made before it run after that. What f puts into *replacement is ignored
+ * then. */
+ms_status ms_tensor_on_parts(ms_tensor *tensor, ms_gradient_function f, void *user,
+                             void (*free_user)(void *));
 /* Marks the memory of a leaf as a parameter's: see ms_storage_mark_parameter. */
 void ms_leaf_mark_parameter(const ms_tensor *leaf);
 /* From now on, recorded uses of the leaf are outer ones, or not. The gradient of outer uses is kept
@@ -31,6 +39,9 @@ void ms_leaf_mark_parameter(const ms_tensor *leaf);
  * then: owned, or NULL. */
 ms_status ms_leaf_set_outer(ms_tensor *leaf, bool yes);
 ms_tensor *ms_leaf_take_outer(ms_tensor *leaf);
+/* The leaf is a parameter of a sharded model, or not any more: its gradient belongs to the rest of
+ * a backward in two parts. */
+ms_status ms_leaf_set_sharded(ms_tensor *leaf, bool yes);
 /* ms_tensor_set_grad of a gradient whose float dtype may differ from the leaf's, which no backward
  * adds to. */
 ms_status ms_leaf_put_grad(ms_tensor *leaf, ms_tensor *gradient);

@@ -3,6 +3,8 @@
  * Both walks visit each node once and without recursion, by a list that grows while it is read.
  * They mark nodes with a visit number of the tape, as backward does, and put back the old numbers
  * at the end, since a walk may run inside a hook of a backward that still needs its marks. */
+#include "grad/reach.h"
+
 #include "grad/node.h"
 
 /* A node that the walk has met, and the visit number that it had before. Not retained: nothing is
@@ -79,13 +81,8 @@ ms_status ms_graph_reaches(ms_engine *engine, ms_tensor *const *roots, uint32_t 
 
 /* --------------------------------------------------------- marked gradients */
 
-/* A gradient hook of the scaled loss; user is the loss's node. It runs before backward goes on to
- * the nodes before, so all marks are set before the gradients that come through the loss arrive at
- * leaves. Leaves are marked even if no gradient reaches them in the end. */
-static ms_status mark_leaves(void *user, ms_tensor *gradient, ms_tensor **replacement)
+ms_status ms_mark_leaves(ms_tape_node *root)
 {
-    (void)gradient, (void)replacement;
-    ms_tape_node *root = user;
     ms_tape *tape = NULL;
     ms_status status = ms_tape_of(root->engine, &tape);
     if (status) return status;
@@ -98,6 +95,17 @@ static ms_status mark_leaves(void *user, ms_tensor *gradient, ms_tensor **replac
     }
     end(&w);
     return status;
+}
+
+/* A gradient hook of the scaled loss; user is the loss's node. It runs before backward goes on to
+ * the nodes before, so all marks are set before the gradients that come through the loss arrive at
+ * leaves. Leaves are marked even if no gradient reaches them in the end. */
+static ms_status mark_leaves(void *user, ms_tensor *gradient, ms_tensor **replacement)
+{
+    (void)gradient, (void)replacement;
+    ms_tape_node *root = user;
+    root->marks = root->rest != NULL;
+    return ms_mark_leaves(root);
 }
 
 /* The hook is never removed: it goes with the graph. */

@@ -11,10 +11,11 @@
  * which tensors its operators take that require a gradient or are parameters. Those that require
  * one become edges of the node, so that backward does not run their nodes before this one has
  * delivered. */
-#include "grad/backward.h"
+#include "grad/recompute.h"
 
 #include <string.h>
 
+#include "grad/backward.h"
 #include "grad/node.h"
 #include "grad/record.h"
 
@@ -140,6 +141,8 @@ static const ms_function recompute_function = { .name = "recompute",
                                                 .backward = recomputed_backward,
                                                 .free = recomputed_free,
                                                 .reads = recomputed_reads };
+
+bool ms_is_recomputed(const ms_tape_node *node) { return node->function == &recompute_function; }
 
 /* Replaces an output by an alias of it. f may return one of its inputs, or a parameter; the history
  * that the call gets must not be attached to that tensor. */

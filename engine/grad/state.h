@@ -31,15 +31,19 @@ typedef struct ms_hook {
     uint32_t output;
     ms_gradient_function gradient;
     ms_accumulated_function accumulated;
+    /* in_both: of ms_tensor_on_parts. called: the first part has called it, so the rest will. */
+    bool in_both, called;
     void *user;
     void (*free_user)(void *);
 } ms_hook;
 
 /* Where the gradient of one input goes: the node that made the input, and which of its outputs the
- * input is. An edge holds a reference to its node. node NULL: no gradient is needed there. */
+ * input is. An edge holds a reference to its node. node NULL: no gradient is needed there. done:
+ * the first part of a backward has delivered there. */
 typedef struct ms_edge {
     ms_tape_node *node;
     uint32_t output;
+    bool done;
 } ms_edge;
 
 /* A tensor that backward reads (an alias without history, owned), and the version of its memory
@@ -49,6 +53,17 @@ typedef struct ms_saved {
     ms_tensor *tensor;
     uint64_t version;
 } ms_saved;
+
+/* A first part of a backward whose rest is to come: rest.c. */
+typedef struct ms_rest ms_rest;
+/* What a node keeps between the two parts, and not at other times. */
+typedef struct ms_kept {
+    /* Of each output what has arrived, and of each input what the first part has made and not
+     * delivered; tensor NULL: nothing. */
+    ms_saved *gradients, *results;
+    ms_tensor *tensors[MS_OP_KEPT_MAX]; /* the operator's: ms_op_gradient.kept */
+    uint32_t unread;                    /* which of `saved` the rest does not read */
+} ms_kept;
 
 /* What fits into a node without memory of its own: enough for every operator but cat, stack and
  * split. A training step can record thousands of nodes, so the usual one costs no allocation. */
@@ -79,6 +94,10 @@ struct ms_tape_node {
     ms_attributes attributes;
     ms_hook *hooks;
     bool outer;         /* an accumulator of the leaf's outer uses */
+    bool on_way;        /* in a first part: some edge leads to an input, or it is that itself */
+    bool marks;         /* the first part went through it, and it marks gradients: reach.c */
+    ms_rest *rest;      /* the first part went through it (retained); no accumulator has one */
+    ms_kept *kept;      /* some of its edges are left to the rest */
     uint64_t visit;     /* the backward that has seen it */
     uint32_t pending;   /* edges into it that have not delivered yet */
     ms_tape_node *next; /* list of nodes to be freed, or of unused ones */
@@ -96,6 +115,9 @@ typedef struct ms_meta {
     bool marked;        /* its gradient: see ms_tensor_mark_gradients */
     bool summed;        /* its gradient: see ms_tensor_grad_mark_summed */
     bool outer;         /* of a leaf: uses that are recorded now are outer ones */
+    bool sharded;       /* of a leaf: a parameter of a sharded model */
+    /* Of a leaf: how many rests will give it a gradient, and the line of the last first part. */
+    uint32_t rests, rest_script;
     uint32_t output;    /* of node */
     ms_tape_node *node; /* retained; NULL for leaves */
     /* Of uses and of outer uses; not retained. */
@@ -133,10 +155,12 @@ typedef struct ms_unread {
     ms_tensor **tensors;
 } ms_unread;
 
-/* A call that a hook has asked for at the end of the outermost backward. */
+/* A call that a hook has asked for at the end of the outermost backward. of_part: also of a first
+ * part, at its own end. */
 typedef struct ms_at_end {
     ms_status (*f)(void *user);
     void *user;
+    bool of_part;
 } ms_at_end;
 
 /* The tape of an engine (MS_SLOT_GRAD), made at first use. Nodes and metas are taken from chunks
@@ -151,6 +175,7 @@ typedef struct ms_tape {
     ms_unread *unread; /* in order of registration */
     size_t unread_count, unread_capacity;
     uint64_t orders, visits, hook_ids;
+    uint64_t rests; /* first parts whose rest is to come */
     ms_tape_node *unused_nodes;
     ms_meta *unused_metas;
     void **chunks; /* memory of nodes and metas */

@@ -28,7 +28,14 @@
  * - Without retain_graph backward frees what it has used, node by node; a second backward through
  *   it is an error that names both lines.
  * - Backward records nothing: gradients of gradients are not supported, and asking for one is an
- *   error. */
+ *   error.
+ * - A backward may run in two parts: ms_backward_inputs gives gradients to some leaves, the inputs,
+ *   and ms_backward_rest to all others. Gradients have the bits of one backward. Each operator
+ *   delivers each result in one part only, and no matrix product runs twice. A node of which some
+ *   results are left keeps its incoming gradients and what it saved. Both are checked for writes
+ *   when the rest begins. Between the parts the graph serves no other backward. Dropping it frees
+ *   all that is kept. Hooks run in the part in which their gradient is complete: those of
+ *   parameters, which reduce and step, in the rest. So do calls of ms_backward_at_end. */
 #ifndef MOONSHARD_GRAD_H
 #define MOONSHARD_GRAD_H
 
@@ -91,6 +98,24 @@ MS_API ms_status ms_pack(ms_engine *engine, ms_tensor *const *tensors, uint32_t 
 MS_API ms_status ms_backward(ms_engine *engine, ms_tensor *const *roots,
                              ms_tensor *const *gradients, uint32_t count, bool retain_graph);
 
+/* The first part of a backward: gradients of these inputs only, leaves that require one and that
+ * the roots reach. Keeps what the rest needs. MS_ERROR_STATE inside of another backward, and if
+ * what is recomputed is between a root and an input: its inner graph serves one backward.
+ * MS_ERROR_ARGUMENT also for a root that is a leaf or reaches no input, and for an input whose
+ * gradient has a home (a reducer's): these belong to the rest. */
+MS_API ms_status ms_backward_inputs(ms_engine *engine, ms_tensor *const *roots,
+                                    ms_tensor *const *gradients, uint32_t count,
+                                    ms_tensor *const *inputs, uint32_t input_count);
+/* The second part: everything else. roots are those of the first part. Frees the graph. */
+MS_API ms_status ms_backward_rest(ms_engine *engine, ms_tensor *const *roots, uint32_t count);
+/* Fails with MS_ERROR_STATE if a gradient of one of these leaves is still to come from a rest: a
+ * step of it would lack that gradient. what: who asks, for the message. */
+MS_API ms_status ms_check_rest(ms_engine *engine, const char *what, ms_tensor *const *leaves,
+                               uint32_t count);
+/* Whether some gradient of this leaf is; and whether the rest of any backward is to come. */
+MS_API bool ms_tensor_awaits_rest(const ms_tensor *leaf);
+MS_API bool ms_backward_awaits_rest(const ms_engine *engine);
+
 /* Called with the complete gradient of `tensor` in a backward, before backward uses it further; of
  * a leaf, before it is added to the leaf's grad. The function may put an owned replacement of the
  * same shape and dtype into *replacement. It may write the gradient in place unless that is the
@@ -115,8 +140,9 @@ MS_API void ms_tensor_grad_mark_summed(ms_tensor *leaf);
 MS_API bool ms_tensor_grad_is_summed(const ms_tensor *leaf);
 
 /* For hooks: f is called once, on the host, when the outermost backward that runs has finished; in
- * order of registration, and not if that backward fails. If f returns an error, that backward
- * returns it. MS_ERROR_STATE if no backward runs. */
+ * order of registration, and not if that backward fails. Of a first part it is called when its rest
+ * has finished, and not if the graph is dropped before: user must live that long. If f returns an
+ * error, that backward returns it. MS_ERROR_STATE if no backward runs. */
 MS_API ms_status ms_backward_at_end(ms_engine *engine, ms_status (*f)(void *user), void *user);
 /* For hooks that write tensors: f is called once, on the host, when no node that a running backward
  * still has to run reads the memory of these tensors: at once if there is no such node, else right
@@ -145,7 +171,7 @@ MS_API void ms_tensor_grad_unmark(ms_tensor *leaf);
 MS_API void ms_tensor_grad_mark(ms_tensor *leaf);
 
 /* A step of the tape that is not an operator: backward fills results[i] (owned; NULL: no gradient)
- * where needs[i]. */
+ * where needs[i]. The first of two parts of a backward calls it, for all results. */
 typedef struct ms_function {
     const char *name;
     ms_status (*backward)(void *user, ms_tensor *const *gradients, ms_tensor **results,
