@@ -164,31 +164,76 @@ static int refuse_create_graph(lua_State *L, ms_engine *engine, ms_tensor *t)
                         *unit ? unit : "root");
 }
 
-/* t:backward{ gradient =, retain_graph = }: fills the gradients of the leaves. Memory that the
- * forward no longer needs is collected before it, and the live bytes after it are the mark for the
- * next time. */
+/* Options of backward, on the C stack of the bound function. */
+typedef struct backward_options {
+    ms_tensor *gradient, **inputs; /* NULL: not given */
+    uint32_t input_count;
+    bool rest, retain;
+} backward_options;
+
+/* What cannot be said together. The two parts keep of the graph what they need, so retain_graph has
+ * no meaning there. */
+static void check_parts(lua_State *L, const backward_options *o)
+{
+    const char *part = o->rest ? "rest" : "inputs";
+    if (o->rest && o->inputs)
+        ms_lua_error(L, "backward: inputs and rest are the two parts of one backward: call the one "
+                        "and then the other");
+    if (o->rest && o->gradient)
+        ms_lua_error(L, "backward: rest goes on with the gradient of the backward with inputs: "
+                        "leave out gradient");
+    if ((o->rest || o->inputs) && o->retain)
+        ms_lua_error(L,
+                     "backward: %s: leave out retain_graph: the backward with inputs keeps what "
+                     "rest needs, and rest frees the graph",
+                     part);
+}
+
+/* The table at 2, or its absence. The list of inputs stays on the stack. */
+static backward_options read_backward_options(lua_State *L)
+{
+    static const char *const keys[] = { "gradient", "retain_graph", "create_graph",
+                                        "inputs",   "rest",         NULL };
+    backward_options o = { 0 };
+    ms_lua_known_keys(L, 2, keys, "option of backward");
+    if (lua_isnoneornil(L, 2)) return o;
+    o.rest = ms_lua_field_boolean(L, 2, "rest", false);
+    /* Without it the graph is freed on the way, and a second backward is an error that names both
+     * lines. */
+    o.retain = ms_lua_field_boolean(L, 2, "retain_graph", false);
+    if (lua_getfield(L, 2, "gradient") != LUA_TNIL) o.gradient = ms_lua_tensor(L, -1);
+    lua_pop(L, 1);
+    if (lua_getfield(L, 2, "inputs") != LUA_TNIL) {
+        if (!lua_istable(L, -1) || lua_rawlen(L, -1) == 0)
+            ms_lua_error(L, "backward: inputs is a list of one or more tensors, not %s",
+                         lua_istable(L, -1) ? "an empty table" : luaL_typename(L, -1));
+        o.inputs = ms_lua_tensor_list(L, lua_gettop(L), &o.input_count);
+    }
+    check_parts(L, &o);
+    return o;
+}
+
+/* t:backward{ gradient =, retain_graph =, inputs =, rest = }: fills the gradients of the leaves.
+ * Memory that the forward no longer needs is collected before it, and the live bytes after it are
+ * the mark for the next time. */
 static int backward(lua_State *L)
 {
-    static const char *const keys[] = { "gradient", "retain_graph", "create_graph", NULL };
     ms_runtime *runtime = ms_lua_runtime(L);
     ms_lua_refuse_in_hook(L, "backward", "a hook only enqueues work on the gradient that it gets");
     ms_engine *engine = ms_lua_enter(L);
-    ms_tensor *t = ms_lua_tensor(L, 1), *gradient = NULL;
-    ms_lua_known_keys(L, 2, keys, "option of backward");
-    if (!lua_isnoneornil(L, 2)) {
-        if (lua_getfield(L, 2, "gradient") != LUA_TNIL) gradient = ms_lua_tensor(L, -1);
-        lua_pop(L, 1);
-    }
+    ms_tensor *t = ms_lua_tensor(L, 1);
+    backward_options o = read_backward_options(L);
     if (ms_lua_field_boolean(L, 2, "create_graph", false)) return refuse_create_graph(L, engine, t);
-    /* Without it the graph is freed on the way, and a second backward is an error that names both
-     * lines. */
-    bool retain = ms_lua_field_boolean(L, 2, "retain_graph", false);
     /* What the forward pass dropped is not needed any more: without it backward can write where it
      * was. */
     ms_lua_collect_above(L, runtime, runtime->memory.live_after_backward);
-    ms_lua_ok(L, ms_backward(engine, &t, gradient ? &gradient : NULL, 1, retain));
-    /* Only a pass that has succeeded counts. */
-    runtime->backwards++;
+    ms_tensor *const *gradients = o.gradient ? &o.gradient : NULL;
+    if (o.rest) ms_lua_ok(L, ms_backward_rest(engine, &t, 1));
+    else if (o.inputs)
+        ms_lua_ok(L, ms_backward_inputs(engine, &t, gradients, 1, o.inputs, o.input_count));
+    else ms_lua_ok(L, ms_backward(engine, &t, gradients, 1, o.retain));
+    /* Only a pass that has succeeded counts, and one in two parts once, with its rest. */
+    if (!o.inputs) runtime->backwards++;
     runtime->memory.live_after_backward = ms_engine_memory(engine).live;
     return 0;
 }
@@ -336,6 +381,23 @@ static int on_grad_ready(lua_State *L)
     if (status) ms_callback_free(callback);
     ms_lua_ok(L, status);
     return push_remover(L, id);
+}
+
+/* core.check_rest(what, list of leaves): raises if a gradient of one of them is to come from the
+ * rest of a backward. A graph that the script has dropped waits for nothing, so garbage is
+ * collected before. Every step asks, and most programs have no such backward. */
+static int check_rest(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    const char *what = luaL_checkstring(L, 1);
+    uint32_t count = 0;
+    if (!ms_backward_awaits_rest(engine) || lua_rawlen(L, 2) == 0) return 0;
+    ms_tensor *const *leaves = ms_lua_tensor_list(L, 2, &count);
+    if (!ms_check_rest(engine, what, leaves, count)) return 0;
+    /* Not in the middle of a backward, which goes through the graph of some tensor. */
+    if (ms_lua_runtime(L)->hook_depth == 0) ms_lua_collect(L, ms_lua_runtime(L));
+    ms_lua_ok(L, ms_check_rest(engine, what, leaves, count));
+    return 0;
 }
 
 /* core.has_hooks(leaf) -> whether it has functions of on_grad or on_grad_ready */
@@ -720,6 +782,7 @@ void ms_open_grad(lua_State *L, int runtime)
                                           { "consume_grad", consume_grad },
                                           { "backwards", backwards },
                                           { "has_hooks", has_hooks },
+                                          { "check_rest", check_rest },
                                           { "is_awaited", is_awaited },
                                           { "when_unread", when_unread },
                                           { "mark_gradients", mark_gradients },

@@ -159,7 +159,42 @@ local function check(seed)
     ("seed %d (%s): gradient %.6g, difference %.6g"):format(seed, names, along, found))
 end
 
+-- Both gradients as lists of numbers, by one backward or by two parts; nil where what is recomputed
+-- is on the way, or x is not used.
+local function gradients(seed, in_parts)
+  local x, y = ms.randn { 4, 6, seed = 2 * seed, requires_grad = true },
+    ms.randn { 4, 6, seed = 2 * seed + 1, requires_grad = true }
+  local value, names = graph(seed)(x, y)
+  if in_parts then
+    local ok, message = pcall(value.backward, value, { inputs = { x } })
+    if not ok then
+      assert(message:find("recompute", 1, true) or message:find("does not depend", 1, true),
+        message)
+      return nil
+    end
+    assert(not y:grad())
+    value:backward { rest = true }
+  else value:backward() end
+  local found = { names = names }
+  for i, t in ipairs { x, y } do
+    found[i] = t:grad() and t:grad():reshape(-1):to_table() or "none"
+  end
+  return found
+end
+
 describe("random graphs", function()
+  it("have the same gradients to the bit in two parts", function()
+    local compared = 0
+    for seed = 1, COUNT do
+      local two = gradients(seed, true)
+      if two then
+        assert.same(gradients(seed, false), two, ("seed %d (%s)"):format(seed, two.names))
+        compared = compared + 1
+      end
+    end
+    assert.is_true(compared > COUNT / 3)
+  end)
+
   it(("have the gradient of their differences (%d graphs)"):format(COUNT), function()
     for seed = 1, COUNT do check(seed) end
   end)

@@ -34,6 +34,10 @@
 ---@field gradient? ms.Tensor         of this tensor; 1 unless given, for a tensor of one element
 ---@field retain_graph? boolean       keeps the graph for another backward; false unless given
 ---@field create_graph? boolean       true is an error: gradients have no graph of their own
+--- Leaves: only their gradients are made, and the graph keeps what the rest needs.
+---@field inputs? ms.Tensor[]
+--- After a backward with inputs of the same tensor: all other gradients; false unless given.
+---@field rest? boolean
 
 --- Arithmetic (+ - * / ^ unary -) takes tensors and numbers and broadcasts from the last dimension.
 --- `#t` is the size of the first dimension. `t[i]` is a view of position i of that dimension; write
@@ -695,11 +699,21 @@
 --- x:grad() --> { 1.0, 1.0 }
 --- ```
 ---@field set_grad fun(self, grad?: ms.Tensor)               nil removes the gradient
---- Adds the gradients of all leaves of the graph to their `grad`.
+--- Adds the gradients of all leaves of the graph to their `grad`. With inputs, and then with rest,
+--- it does so in two parts, as pipelines without bubbles need: first the gradients of a stage's
+--- inputs, which other stages wait for, and later those of its weights. They have the bits of one
+--- backward, and no matrix product runs twice. Hooks of a parameter run in the rest, where ddp and
+--- fsdp reduce. A step before the rest is an error, and so is what is recomputed between the tensor
+--- and its inputs. Sharded models with find_unused, and in join, refuse such a backward.
 --- ```lua
 --- local x = ms.full(2, { 1, requires_grad = true })
---- x:pow(3):sum():backward()
---- x:grad() --> { 12.0 }
+--- local w = ms.full(5, { 1, requires_grad = true })
+--- local y = (x:pow(3) * w):sum()
+--- y:backward { inputs = { x } }
+--- x:grad() --> { 60.0 }
+--- w:grad() --> nil
+--- y:backward { rest = true }
+--- w:grad() --> { 8.0 }
 --- ```
 ---@field backward fun(self, options?: ms.BackwardOptions)
 --- f gets this tensor's gradient in a backward before it is used further, and may return a

@@ -19,7 +19,7 @@ local function gradients_of(what, params)
   else
     options_of.items(what, "params", params, "tensor")
   end
-  layouts.check_of(params)
+  layouts.check_of(what, params)
   for _, p in ipairs(params) do
     local entry = ownership.sharded[p]
     if entry and entry.model.sharded then
@@ -116,7 +116,7 @@ end
 ---@return ms.Parameter[]
 ---@return ms.Tensor? bad
 function clip.for_loops(params, max)
-  layouts.check_of(params)
+  layouts.check_of("clipping", params)
   parts_of.settle(params)
   local whole, parts, groups, order, axes, others = by_group(params)
   if #order == 0 and #groups == 0 and #axes == 0 then return nil, order end

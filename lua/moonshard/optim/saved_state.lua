@@ -20,7 +20,7 @@ local is_own, name_of, place_of = optimizers.is_own, optimizers.name_of, optimiz
 ---@return table
 function Optimizer:state(options)
   local wanted, live = module.kind_of_state("optimizer:state", options)
-  layouts.check_of(self.order)
+  layouts.check_of("optimizer:state", self.order)
   if self.shard and overlap.joining(self.order) then
     core.raise "optimizer:state: inside join ranks without inputs left would not take part for a \z
       sharded optimizer: save before or after it"

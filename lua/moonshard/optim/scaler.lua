@@ -131,6 +131,7 @@ function Scaler:unscale(optimizer)
     core.raise("scaler: the gradients of this optimizer are unscaled already; unscale once between "
       .. "scale and step")
   end
+  core.check_rest("scaler:unscale", optimizer.order)
   optimizer.scaler = self
   for _, group in ipairs(optimizer:groups()) do parts.settle(group.params) end
   local list, params = {}, {}
@@ -145,7 +146,7 @@ function Scaler:unscale(optimizer)
       follow its factor: train in bf16, which needs no scaler, or give all ranks as many inputs"
   end
   if #list == 0 then core.raise("scaler: no parameter has a gradient") end
-  layouts.check_of(params)
+  layouts.check_of("scaler:unscale", params)
   own.finite[optimizer] = agreed(core.unscale(list, own.inverse), params)
   for _, p in ipairs(params) do core.unmark(p) end
   return own.finite[optimizer]

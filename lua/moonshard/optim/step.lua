@@ -378,7 +378,7 @@ function Optimizer:step(options)
     core.raise("optimizer:step cannot be used inside a hook: use step_param")
   end
   options = check("optimizer:step", options, { only_if = "tensor", keep_grads = "boolean" })
-  layouts.check_of(self.order)
+  layouts.check_of("optimizer:step", self.order)
   self:_end_released()
   self:_finished(not self.kind.native)
   local guard = overlap.guard(self.order)
@@ -405,7 +405,7 @@ function Optimizer:step_param(p, grad, options)
   argument("step_param", "grad", grad, "tensor?")
   local slot = self.slots[p]
   if not slot then core.raise("step_param: the parameter is in no group of this optimizer") end
-  if not core.in_hook() then layouts.check_of { p } end
+  if not core.in_hook() then layouts.check_of("step_param", { p }) end
   grad = grad or p:grad()
   if not grad then core.raise("step_param: the parameter has no gradient; pass one") end
   if not core.in_hook() and (self.shard and overlap.joining { p }

@@ -58,9 +58,12 @@ function layouts.check(is_last)
 end
 steps.on_end(function() layouts.check() end)
 
---- The same for the models of these parameters, before their gradients are read.
+--- The same for the models of these parameters, before their gradients are read. Raises as well if
+--- one of these gradients is still to come from the rest of a backward, whatever the model.
+---@param what string the function that reads them
 ---@param parameters ms.Tensor[]
-function layouts.check_of(parameters)
+function layouts.check_of(what, parameters)
+  core.check_rest(what, parameters)
   for s in pairs(live) do
     for _, p in ipairs(s.reducer and parameters or {}) do     -- the first is one, as a rule
       if ownership.reduced[p] == s then

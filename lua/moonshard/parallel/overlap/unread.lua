@@ -8,10 +8,12 @@ local owners = require "moonshard.parallel.overlap.step_owners"
 local unread = {}
 
 --- Calls f at once, or after the last read of these parameters that the running backward still has
---- to do. In both cases f runs on the stream that is current now.
+--- to do. In both cases f runs on the stream that is current now. Raises if the rest of another
+--- backward is still to give these parameters a gradient.
 ---@param params ms.Parameter[]
 ---@param f fun()
 function unread.call(params, f)
+  core.check_rest("a step in backward", params)
   if not core.is_awaited(params) then return f() end
   local stream = core.stream()
   core.when_unread(params, function() stream:run(f) end)
@@ -36,6 +38,7 @@ end
 ---@param f fun()
 function unread.step(optimizer, params, f)
   if not optimizer.shard then return unread.call(params, f) end
+  core.check_rest("a step in backward", params)
   for _, p in ipairs(params) do if core.is_awaited(p) then refuse(p) end end
   f()
 end
