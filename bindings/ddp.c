@@ -144,8 +144,12 @@ static int reducer(lua_State *L)
  * inside no_sync. */
 static int reducer_forward(lua_State *L)
 {
-    ms_lua_enter(L);
-    ms_lua_ok(L, ms_reducer_forward(check_reducer(L), lua_toboolean(L, 2)));
+    ms_engine *engine = ms_lua_enter(L);
+    ms_reducer *r = check_reducer(L);
+    bool synchronize = lua_toboolean(L, 2);
+    /* A graph that the script has dropped waits for no rest. */
+    if (synchronize && ms_backward_awaits_rest(engine)) ms_lua_collect(L, ms_lua_runtime(L));
+    ms_lua_ok(L, ms_reducer_forward(r, synchronize));
     return 0;
 }
 

@@ -258,12 +258,28 @@ ms_status ms_reducer_settled(ms_reducer *reducer)
     return ms_reducer_end_job(reducer, missing_gradients(reducer));
 }
 
+/* A backward in two parts reduces in its rest. A forward that reduces, or that follows one, would
+ * begin another pass, and gradients of the first would come in the second. Forwards without
+ * synchronization may come between their parts: their gradients add up in any order of rests. */
+static ms_status check_rests(const ms_reducer *reducer, bool synchronize)
+{
+    if (!synchronize && reducer->phase != MS_REDUCER_EXPECTING) return MS_OK;
+    for (uint32_t i = 0; i < reducer->count; i++) {
+        ms_tensor *tensor = reducer->parameters[i].tensor;
+        ms_status status =
+            ms_check_rest(reducer->source.engine, "ddp: a forward of another pass", &tensor, 1);
+        if (status) return status;
+    }
+    return MS_OK;
+}
+
 /* The forward of a pass. A pass that was never completed is noticed here at the latest. Buckets
  * change only here, or by request, while no backward writes them. */
 ms_status ms_reducer_forward(ms_reducer *reducer, bool synchronize)
 {
     ms_status complete = ms_reducer_settled(reducer);
     reducer->pass.local = false; /* a backward that failed has left it */
+    if (!complete) complete = check_rests(reducer, synchronize);
     if (complete) return complete;
     if (!synchronize) {
         ms_reducer_enter(reducer, MS_REDUCER_LOCAL);
