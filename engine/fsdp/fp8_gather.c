@@ -138,7 +138,9 @@ static ms_collective call_of(const ms_flat_param *flat, ms_stream *stream)
 static bool is_for_backward(const ms_unit *unit)
 {
     bool agrees = unit->fsdp->same.find_unused || unit->fsdp->same.joining;
-    return !agrees && (unit->phase == MS_UNIT_AWAITING || unit->phase == MS_UNIT_BACKWARD);
+    return !agrees
+           && (unit->phase == MS_UNIT_AWAITING || unit->phase == MS_UNIT_INPUTS
+               || unit->phase == MS_UNIT_BACKWARD);
 }
 
 /* Of whole weights, on all ranks. */

@@ -7,6 +7,12 @@
  * run as soon as they can (backward.c), so all gradients of the unit that will come are there when
  * those of its inputs are. The last use of frozen parameters is told by inputs only.
  *
+ * A backward in two parts (grad.h) begins and ends the use of a unit twice. In the first part the
+ * unit is whole, and no gradient comes to it: its memory is given back when those of its inputs are
+ * complete. In the rest it is used as in one backward, but gathered only if something there reads
+ * its values: gradients of weights do not, as a rule. The hooks of outputs and inputs are called in
+ * both parts. Ranks that agree on each gather cannot do that.
+ *
  * A recomputed forward has a backward of its own, inside of the outer one, in which no gradient of
  * a parameter is added up: the outer one does that when the inner one has ended. So inputs of a
  * recomputed forward tell nothing, and the gradients of its parameters tell all.
@@ -22,6 +28,7 @@
 #include "fsdp/schedule.h"
 #include "fsdp/secondary_shard.h"
 #include "fsdp/unit.h"
+#include "grad/backward.h"
 #include "grad/node.h"
 #include "tensor/state.h"
 
@@ -39,22 +46,23 @@ static void visit_free(void *user)
 }
 
 /* Calls f with the whole gradient of the tensor, in every backward through its graph. */
-static ms_status watch(ms_unit *unit, ms_tensor *tensor, ms_gradient_function f)
+static ms_status watch(ms_unit *unit, ms_tensor *tensor, uint32_t inputs, ms_gradient_function f)
 {
     ms_fsdp *fsdp = unit->fsdp;
     void *memory = NULL;
-    uint64_t id;
     ms_status status =
         ms_allocate(ms_engine_context(fsdp->source.engine), sizeof(ms_visit), "a unit", &memory);
     if (status) return status;
     ms_visit *visit = memory;
     *visit = (ms_visit){ .fsdp = fsdp,
                          .pass = fsdp->pass,
+                         .forward = unit->forwards,
                          .unit = unit->index,
+                         .inputs = inputs,
                          .recomputed = fsdp->now.in_backward,
                          .tensor = ms_tensor_origin(tensor) };
     fsdp->references++;
-    status = ms_tensor_on_gradient(tensor, f, visit, visit_free, &id);
+    status = ms_tensor_on_parts(tensor, f, visit, visit_free);
     if (status) visit_free(visit);
     return status;
 }
@@ -225,7 +233,7 @@ static ms_status prefetch_next(const ms_unit *unit)
     size_t first = ms_trace_count(fsdp->source.engine);
     if (fsdp->mode != MS_PREFETCH_BACKWARD_PRE || ms_lockstep_is_on(fsdp)) return MS_OK;
     ms_unit *next = ms_schedule_is_planned(fsdp) ? NULL : next_unit(fsdp, unit);
-    if (!next || next->settings.stay_sharded) return MS_OK;
+    if (!next || !ms_unit_needs_values(next)) return MS_OK;
     uint64_t before = next->gathers;
     ms_status status = ms_unit_set_full(next, next->recorded_full);
     if (!status) status = ms_unit_gather(next);
@@ -252,7 +260,7 @@ static ms_status begin_backward(ms_unit *unit)
     bool enters = !unit->entered;
     unit->entered = false;
     if (!status && enters) status = ms_schedule_enter(unit, true);
-    if (!status && !unit->settings.stay_sharded) status = gather(unit);
+    if (!status && ms_unit_needs_values(unit)) status = gather(unit);
     if (!status && enters) status = ms_schedule_gather(unit, true);
     if (!status) status = prefetch_next(unit);
     if (!status) status = ms_unit_use(unit);
@@ -260,6 +268,78 @@ static ms_status begin_backward(ms_unit *unit)
     if (!status) status = ms_unit_expect_gradients(unit);
     ms_unit_note(unit, "pre_backward", first);
     return status;
+}
+
+/* After the first part of a unit's backward: its memory is given back as after its forward, since
+ * the rest comes later. */
+static ms_status end_first(ms_unit *unit)
+{
+    ms_fsdp *fsdp = unit->fsdp;
+    size_t first = ms_trace_count(fsdp->source.engine);
+    ms_unit_enter(unit, MS_UNIT_AWAITING);
+    bool reshards =
+        unit->keep == MS_KEEP_AS_USUAL ? unit->settings.reshard_forward : unit->keep == MS_KEEP_NOT;
+    ms_status status = ms_unit_release(unit);
+    if (!status && reshards) status = ms_unit_reshard(unit);
+    if (!status) status = ms_gathers_leave(&fsdp->gather_times, owner(unit, true));
+    if (!status) status = ms_schedule_leave(unit, true);
+    ms_unit_note(unit, "post_backward_inputs", first);
+    return status;
+}
+
+/* At the end of a first part: units with inputs whose gradients did not come. The rest goes through
+ * the units in the same order again. */
+static ms_status end_first_part(void *user)
+{
+    ms_fsdp *fsdp = user;
+    ms_status status = MS_OK;
+    if (fsdp->closed) return MS_OK;
+    for (uint32_t u = fsdp->unit_count; u-- > 0 && !status;)
+        if (fsdp->units[u].phase == MS_UNIT_INPUTS) status = end_first(&fsdp->units[u]);
+    fsdp->now.in_backward = fsdp->now.ends = false;
+    fsdp->now.order_left = fsdp->now.order_count;
+    return ms_fsdp_end_job(fsdp, status);
+}
+
+static ms_status await_part_end(ms_fsdp *fsdp)
+{
+    if (fsdp->now.ends) return MS_OK;
+    ms_status status = ms_backward_at_part_end(fsdp->source.engine, end_first_part, fsdp);
+    fsdp->now.ends = !status;
+    return status;
+}
+
+/* Before a unit's backward in a first part: it is whole, and expects no gradients. */
+static ms_status begin_first(ms_unit *unit, uint64_t forward)
+{
+    ms_fsdp *fsdp = unit->fsdp;
+    size_t first = ms_trace_count(fsdp->source.engine);
+    if (ms_lockstep_is_on(fsdp))
+        return ms_engine_fail(fsdp->source.engine, MS_ERROR_STATE,
+                              "fsdp: backward: inputs: not with find_unused, nor in a join, where "
+                              "ranks agree on each gather: call backward without inputs");
+    ms_status status = await_part_end(fsdp);
+    if (!status) status = ms_pass_enter_backward(unit);
+    if (status) return status;
+    fsdp->now.in_backward = true;
+    ms_unit_enter(unit, MS_UNIT_INPUTS);
+    unit->backward.first_forward = forward;
+    unit->backward.first_done = 0;
+    status = ms_unit_release(unit);
+    if (!status) status = ms_unit_set_full(unit, unit->recorded_full);
+    if (!status) status = ms_schedule_enter(unit, true);
+    if (!status && ms_unit_needs_values(unit)) status = gather(unit);
+    if (!status) status = ms_schedule_gather(unit, true);
+    if (!status) status = prefetch_next(unit);
+    if (!status) status = ms_unit_use(unit);
+    if (!status) status = ms_gathers_enter(&fsdp->gather_times, owner(unit, true));
+    ms_unit_note(unit, "pre_backward_inputs", first);
+    return status;
+}
+
+static bool is_first_part(const ms_fsdp *fsdp)
+{
+    return ms_backward_running(fsdp->source.engine) == MS_BACKWARD_INPUTS;
 }
 
 /* NULL if the model was freed while the graph stayed. */
@@ -275,12 +355,20 @@ static ms_status end_consumer(const ms_visit *visit)
     const ms_fsdp *fsdp = visit->fsdp;
     for (uint32_t u = 0; u < fsdp->unit_count; u++) {
         ms_unit *unit = &fsdp->units[u];
-        if (unit->phase == MS_UNIT_BACKWARD && !unit->backward.no_grad_inputs
-            && unit->backward.inputs == 1 && unit->backward.input.call == visit->tensor.call
+        bool runs = unit->phase == MS_UNIT_BACKWARD || unit->phase == MS_UNIT_INPUTS;
+        if (runs && !unit->backward.no_grad_inputs && unit->backward.inputs == 1
+            && unit->backward.input.call == visit->tensor.call
             && unit->backward.input.result == visit->tensor.result)
-            return end_backward(unit);
+            return unit->phase == MS_UNIT_INPUTS ? end_first(unit) : end_backward(unit);
     }
     return MS_OK;
+}
+
+static ms_status on_first_output(const ms_visit *visit, ms_unit *unit)
+{
+    if (unit->phase == MS_UNIT_INPUTS) return MS_OK;
+    ms_status status = end_consumer(visit);
+    return ms_fsdp_end_job(visit->fsdp, status ? status : begin_first(unit, visit->forward));
 }
 
 /* Gradient hook of outputs. */
@@ -291,6 +379,7 @@ static ms_status on_output(void *user, ms_tensor *gradient, ms_tensor **replacem
     (void)gradient;
     (void)replacement;
     if (!unit) return MS_OK;
+    if (is_first_part(visit->fsdp)) return on_first_output(visit, unit);
     if (!visit->recomputed && visit->pass == visit->fsdp->pass && unit->backward.outputs_left)
         unit->backward.outputs_left--;
     bool begins = unit->phase != MS_UNIT_BACKWARD;
@@ -298,6 +387,15 @@ static ms_status on_output(void *user, ms_tensor *gradient, ms_tensor **replacem
     if (!begins) return MS_OK;
     ms_status status = end_consumer(visit);
     return ms_fsdp_end_job(visit->fsdp, status ? status : begin_backward(unit));
+}
+
+/* Inputs of other forwards of the unit, which come in other backwards, do not count. */
+static ms_status on_first_input(const ms_visit *visit, ms_unit *unit)
+{
+    if (unit->phase != MS_UNIT_INPUTS || visit->forward != unit->backward.first_forward
+        || ++unit->backward.first_done < visit->inputs)
+        return MS_OK;
+    return ms_fsdp_end_job(visit->fsdp, end_first(unit));
 }
 
 /* Gradient hook of inputs. */
@@ -308,6 +406,7 @@ static ms_status on_input(void *user, ms_tensor *gradient, ms_tensor **replaceme
     ms_unit *unit = unit_of(visit);
     (void)gradient;
     (void)replacement;
+    if (unit && is_first_part(fsdp)) return on_first_input(visit, unit);
     if (!unit || unit->phase != MS_UNIT_BACKWARD) return MS_OK;
     if (visit->pass != fsdp->pass || unit->backward.no_grad_inputs
         || ++unit->backward.inputs_done < unit->backward.inputs)
@@ -351,21 +450,27 @@ ms_status ms_member_on_gradient(void *user, ms_tensor *leaf)
 
 /* ------------------------------------------------------------------ forward */
 
+static bool is_result(const ms_tensor *tensor)
+{
+    return ms_tensor_requires_grad(tensor) && !ms_tensor_is_leaf(tensor);
+}
+
 /* Nothing is watched where nothing is recorded: no backward will come. */
 static ms_status watch_inputs(ms_unit *unit, ms_tensor *const *inputs, uint32_t count)
 {
     ms_status status = MS_OK;
-    bool any = false;
+    uint32_t watched = 0;
     if (!ms_engine_is_recording(unit->fsdp->source.engine)) return MS_OK;
+    unit->forwards++;
     if (unit->fsdp->now.in_backward) count = 0;
+    for (uint32_t i = 0; i < count; i++) watched += is_result(inputs[i]);
     for (uint32_t i = 0; i < count && !status; i++) {
-        if (!ms_tensor_requires_grad(inputs[i]) || ms_tensor_is_leaf(inputs[i])) continue;
-        any = true;
-        status = watch(unit, inputs[i], on_input);
+        if (!is_result(inputs[i])) continue;
+        status = watch(unit, inputs[i], watched, on_input);
         unit->backward.input = ms_tensor_origin(inputs[i]);
         if (!status) unit->backward.inputs++;
     }
-    if (!any) unit->backward.no_grad_inputs = true;
+    if (watched == 0) unit->backward.no_grad_inputs = true;
     return status;
 }
 
@@ -515,7 +620,7 @@ ms_status ms_fsdp_after_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const 
     for (uint32_t i = 0; i < count && !status; i++) {
         if (!ms_tensor_requires_grad(outputs[i]) || ms_tensor_is_leaf(outputs[i])) continue;
         recorded = true;
-        status = watch(unit, outputs[i], on_output);
+        status = watch(unit, outputs[i], 0, on_output);
         unit->backward.outputs_left += !fsdp->now.in_backward;
     }
     if (!status) status = ms_pass_leave_forward(fsdp);

@@ -200,7 +200,7 @@ static ms_status gather_ahead(ms_fsdp *fsdp, const uint32_t *units, uint32_t cou
     ms_status status = MS_OK;
     for (uint32_t i = 0; i < count && !status; i++) {
         ms_unit *unit = &fsdp->units[units[i]];
-        if (unit->place == MS_UNIT_IN_USE || (backward && unit->settings.stay_sharded)) continue;
+        if (unit->place == MS_UNIT_IN_USE || (backward && !ms_unit_needs_values(unit))) continue;
         size_t first = ms_trace_count(fsdp->source.engine);
         uint64_t before = unit->gathers;
         status = ms_unit_set_full(unit, backward ? unit->recorded_full : fsdp->full);

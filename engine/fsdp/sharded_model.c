@@ -24,7 +24,10 @@ static void free_parts(ms_fsdp *fsdp)
     for (uint32_t i = 0; i < fsdp->member_count && fsdp->members; i++) {
         ms_member *member = &fsdp->members[i];
         if (!member->tensor) continue;
-        if (member->hook) ms_tensor_remove_hook(member->tensor, member->hook);
+        if (member->hook) {
+            ms_tensor_remove_hook(member->tensor, member->hook);
+            ms_leaf_set_sharded(member->tensor, false); /* it has a meta: nothing can fail */
+        }
         ms_tensor_set_grad_home(member->tensor, NULL);
         ms_leaf_set_outer(member->tensor, false);
         ms_tensor_release(member->tensor);
@@ -304,10 +307,13 @@ static ms_status make_flats(ms_fsdp *fsdp, uint32_t links)
                                     fsdp->hooks.link_count);
     }
     for (uint32_t i = 0; i < fsdp->member_count && !status; i++) status = make_part(fsdp, i);
-    for (uint32_t i = 0; i < fsdp->member_count && !status; i++)
-        if (fsdp->members[i].flat->trainable)
-            status = ms_tensor_on_accumulated(fsdp->members[i].tensor, ms_member_on_gradient,
-                                              &fsdp->members[i], NULL, &fsdp->members[i].hook);
+    for (uint32_t i = 0; i < fsdp->member_count && !status; i++) {
+        ms_member *member = &fsdp->members[i];
+        if (!member->flat->trainable) continue;
+        status = ms_tensor_on_accumulated(member->tensor, ms_member_on_gradient, member, NULL,
+                                          &member->hook);
+        if (!status) status = ms_leaf_set_sharded(member->tensor, true);
+    }
     if (!status) status = make_buckets(fsdp, links);
     if (status) return status;
     for (uint32_t i = 0; i < fsdp->member_count; i++) {

@@ -167,6 +167,7 @@ typedef enum ms_unit_phase {
     MS_UNIT_IDLE,
     MS_UNIT_FORWARD,  /* its forward runs */
     MS_UNIT_AWAITING, /* its forward was recorded; its backward is to come */
+    MS_UNIT_INPUTS,   /* the first part of its backward runs, which gives no gradients to it */
     MS_UNIT_BACKWARD, /* its backward runs */
     MS_UNIT_DONE      /* its backward has ended; that of other units goes on */
 } ms_unit_phase;
@@ -189,6 +190,10 @@ typedef struct ms_unit_backward {
     uint32_t inputs, inputs_done;
     ms_origin input; /* the last of them */
     bool no_grad_inputs;
+    /* Of a first part of backward: number of the forward that it goes through, and how many inputs
+     * of that have got their gradients. */
+    uint64_t first_forward;
+    uint32_t first_done;
     /* Uses to which this backward may still come: outputs of recorded forwards whose gradients have
      * not come, and forwards that backward has not recomputed. */
     uint32_t outputs_left, recomputes_left;
@@ -215,18 +220,21 @@ struct ms_unit {
     ms_unit_backward backward;
     uint32_t
         turn; /* lockstep.c: its place among the units that were gathered, from 1; 0: none yet */
-    uint64_t gathers; /* number of gathers so far */
-    bool prefetched;  /* the last gather was for a use that has not come yet */
-    bool entered;     /* its backward use has begun with a recomputed forward */
-    uint32_t use;     /* schedule.c: number of its present use in the pass */
-    ms_keep keep;     /* whether it is resharded after that */
+    uint64_t gathers;  /* number of gathers so far */
+    uint64_t forwards; /* number of recorded forwards so far */
+    bool prefetched;   /* the last gather was for a use that has not come yet */
+    bool entered;      /* its backward use has begun with a recomputed forward */
+    uint32_t use;      /* schedule.c: number of its present use in the pass */
+    ms_keep keep;      /* whether it is resharded after that */
 };
 
 /* A forward of a unit, as gradient hooks know it. Freed with the graph. */
 typedef struct ms_visit {
-    ms_fsdp *fsdp; /* retained */
-    uint64_t pass; /* in which the forward was */
+    ms_fsdp *fsdp;    /* retained */
+    uint64_t pass;    /* in which the forward was */
+    uint64_t forward; /* its number among the unit's */
     uint32_t unit;
+    uint32_t inputs;  /* of an input: how many inputs of that forward are watched */
     bool recomputed;  /* the forward ran inside of a backward */
     ms_origin tensor; /* whose gradient it waits for */
 } ms_visit;
@@ -268,8 +276,8 @@ typedef struct ms_fsdp_hooks {
 typedef struct ms_fsdp_pass {
     ms_schedule *running, *interrupted; /* of the pass that runs; of the one around it */
     bool in_backward;                   /* some unit's backward runs */
-    bool ends;                          /* the end of the backward that runs will be seen */
-    uint32_t depth;                     /* calls of units' forwards that have not returned */
+    bool ends;         /* the end of the backward that runs, or of its first part, will be seen */
+    uint32_t depth;    /* calls of units' forwards that have not returned */
     bool begun;        /* a forward has begun a pass, whose backward has not ended */
     bool timed;        /* the times of a pass were begun, and it has not ended */
     bool reducing;     /* a unit of this pass was, or is to be reduced */

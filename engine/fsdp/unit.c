@@ -15,6 +15,7 @@
 #include "fsdp/gather_codec.h"
 #include "fsdp/secondary_shard.h"
 #include "fsdp/static_memory.h"
+#include "grad/backward.h"
 #include "grad/node.h"
 #include "hook/link_ops.h"
 #include "tensor/part.h"
@@ -30,7 +31,8 @@ static bool is_legal(ms_unit_phase from, ms_unit_phase to)
     switch (to) {
     case MS_UNIT_IDLE: return true;
     case MS_UNIT_FORWARD: return true;
-    case MS_UNIT_AWAITING: return from == MS_UNIT_FORWARD;
+    case MS_UNIT_AWAITING: return from == MS_UNIT_FORWARD || from == MS_UNIT_INPUTS;
+    case MS_UNIT_INPUTS: return from != MS_UNIT_BACKWARD;
     case MS_UNIT_BACKWARD: return from != MS_UNIT_BACKWARD;
     case MS_UNIT_DONE: return from == MS_UNIT_BACKWARD;
     }
@@ -286,6 +288,18 @@ bool ms_unit_is_fresh(const ms_unit *unit)
     for (uint32_t f = 0; f < unit->count; f++)
         if (ms_flat_param_is_apart(&unit->flats[f]) && !is_fresh(&unit->flats[f])) return false;
     return true;
+}
+
+/* Nodes that are still to run count what they read. */
+bool ms_unit_needs_values(const ms_unit *unit)
+{
+    if (unit->settings.stay_sharded) return false;
+    if (ms_backward_running(unit->fsdp->source.engine) != MS_BACKWARD_REST) return true;
+    for (uint32_t f = 0; f < unit->count; f++)
+        if (ms_flat_param_is_apart(&unit->flats[f])
+            && ms_storage_expects_any(ms_tensor_storage(unit->flats[f].form.whole)))
+            return true;
+    return false;
 }
 
 /* ------------------------------------------------------------------ handles */

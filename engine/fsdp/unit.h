@@ -18,6 +18,9 @@ ms_status ms_unit_gather(ms_unit *unit);
 ms_status ms_unit_gather_again(ms_unit *unit);
 /* Whether ms_unit_gather would enqueue nothing. */
 bool ms_unit_is_fresh(const ms_unit *unit);
+/* Whether the backward that runs reads the unit's values: not the rest of one in two parts, if the
+ * first part has read them for all that is left. */
+bool ms_unit_needs_values(const ms_unit *unit);
 /* After a gather: the current stream waits for it, and handles become whole parameters. */
 ms_status ms_unit_use(ms_unit *unit);
 /* Handles become pieces. MS_ERROR_STATE if a whole parameter was written, which would be lost. */

@@ -42,6 +42,9 @@
  *   comes to their units, the root's last: bucket `index` is the one whose `place` it is. Links see
  *   the order of launches as its `index`, and `is_last` is the last reduction of the pass, also
  * where units stay unused: a chain with links that ask for it holds back one unit's reduction.
+ * - Where backward runs in two parts (grad.h), a unit is gathered for the first one, and for the
+ *   rest only if that reads its values. The rest reduces, and ends the pass. With find_unused and
+ *   in a join such a backward is an error.
  * - Optimizers may step on a stream of their own. The next gather of a unit waits for the steps of
  *   its pieces, and nothing else does.
  * - Waits are stream waits. The host never blocks at an edge, but with find_unused and in a join:
