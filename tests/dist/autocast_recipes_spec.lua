@@ -15,6 +15,8 @@ local RECIPES <const> = {
   llama = SMALL .. " bytes=true accumulate=1",
   mnist = "steps=3 batch=10",
   ddp_by_hand = "steps=3", gpt2_hybrid = "steps=3", llama_fsdp = "steps=3",
+  ["parallel/tensor"] = "steps=3 length=32 batch=4 sequence=true",
+  ["parallel/pipeline"] = "steps=3 length=32 batch=4",
 }
 -- These have no options, and train for some seconds. Sanitizers see them in dist.tutorials.
 local TUTORIALS <const> = { "finetune", "hook", "loop", "module" }

@@ -1,0 +1,243 @@
+-- Recipes whose ranks have parts of one model: losses, norms and saved tensors of one rank that has
+-- all of it; and what they go on from.
+local command = require "command"
+local guide = require "guide"
+local ms = require "moonshard"
+local folder
+setup(function()
+  folder = command.folder()
+  -- A tenth is for validation: 32 sequences, which all grids divide.
+  command.write(folder .. "/text", command.read(command.source .. "/README.md"):sub(1, 7700))
+end)
+teardown(function() command.remove(folder) end)
+
+local SMALL <const> = "data=text length=24 batch=8 lr=5e-4 warmup=1 model.width=48 model.heads=12 "
+local OPTIONS <const> = {
+  ["parallel/tensor"] = SMALL .. "dtype=f32 model.layers=2 every.eval=2 ",
+  ["parallel/pipeline"] = SMALL .. "model.layers=5 ",
+  gpt_bytes = SMALL .. "dtype=f32 model.layers=2 every.eval=2 every.sample=0 ",
+}
+
+-- Trains in a folder of its own unless `run` names one. Gives what each step and each validation
+-- told, the saved tensors, the folder, and what was printed.
+local runs = 0
+local function train(recipe, ranks, options, run)
+  runs = runs + 1
+  run = run or "run" .. runs
+  local out = command.succeed(folder, ("run '%s/recipes/%s.lua' -n %s steps=5 run=%s %s %s"):format(
+    command.source, recipe, ranks, run, OPTIONS[recipe], options))
+  local lines = {}
+  for i, line in ipairs(command.metrics(folder .. "/" .. run)) do
+    lines[i] = { line.loss, line.grad_norm, line.val_loss or 0 }
+  end
+  assert.equal(5, #lines)
+  lines[6] = { tonumber((out:match "validation loss ([%d.]+)")), 0, 0 }
+  local saved = assert(ms.safetensors.load(folder .. "/" .. run .. "/model/model.safetensors"))
+  return { lines = lines, saved = saved, run = run, out = out }
+end
+
+local function same(expected, own, how)
+  for i, line in ipairs(expected.lines) do
+    for k, value in ipairs(line) do
+      -- The last line has four digits.
+      local most = i == 6 and 1.01e-4 or 1e-5 * math.abs(value)
+      assert.is_true(math.abs(own.lines[i][k] - value) <= most,
+        ("%s: step %d: %.9g, not %.9g"):format(how, i - 1, own.lines[i][k], value))
+    end
+  end
+  for name, t in pairs(expected.saved) do
+    local other = assert(own.saved[name], name)
+    assert.same(t:shape(), other:shape())
+    local off = (t - other):abs():max():item()
+    assert.is_true(off <= 1e-5, ("%s: %s is off by %g"):format(how, name, off))
+  end
+  for name in pairs(own.saved) do assert.is_truthy(expected.saved[name], name) end
+end
+
+local function falls(one)
+  for i = 2, 5 do assert.is_true(one.lines[i][1] < one.lines[i - 1][1]) end
+end
+
+-- Goes on from the checkpoint of step 3 in a copy of a run's folder.
+local function resume(recipe, ranks, options, one)
+  runs = runs + 1
+  local copy = "again" .. runs
+  assert(os.execute(("cd '%s' && cp -r %s %s && rm -rf %s/step-00000005 %s/model"):format(folder,
+    one.run, copy, copy, copy)))
+  local own = train(recipe, ranks, options, copy)
+  assert.matches("step%-00000003", own.out)
+  return own
+end
+
+local function equal_bits(one, other)
+  assert.same(one.lines, other.lines)
+  local file = "/model/model.safetensors"
+  assert.is_true(command.read(folder .. "/" .. one.run .. file)
+    == command.read(folder .. "/" .. other.run .. file))
+end
+
+-- The saved folder on one rank, as any model of nn.
+local function opens(one, tied)
+  local model = ms.nn.gpt2 {
+    vocab = 256, context = 24, layers = tied and 2 or 5, width = 48, heads = 12, tie = tied,
+  }
+  assert(model:load(folder .. "/" .. one.run .. "/model"))
+  for name, t in pairs(model:state()) do
+    local saved = one.saved[name] or one.saved["transformer." .. name]
+    assert.is_true(t:eq(saved):all():item(), name)
+  end
+  local out = command.succeed(folder, ("generate %s/model --prompt a --count 3 --seed 1"):format(
+    one.run))
+  assert.matches("^a", out)
+end
+
+describe("recipes/parallel/tensor.lua", function()
+  local recipe <const> = "parallel/tensor"
+  local whole
+  setup(function() whole = train(recipe, "1", "tensor=1") end)
+
+  it("trains the model of gpt_bytes", function()
+    falls(whole)
+    same(train("gpt_bytes", "1", ""), whole, "gpt_bytes")
+  end)
+
+  it("gives losses, norms and tensors of one rank on any grid", function()
+    for _, how in ipairs {
+      { "2", "tensor=2" }, { "2 --thread-ranks", "tensor=2 sequence=true" },
+      { "4 --thread-ranks", "tensor=2" },
+      { "4 --thread-ranks", "tensor=4 sequence=true recompute=true" },
+      -- 256 rows on three ranks have padding.
+      { "3 --thread-ranks", "tensor=3" }, { "3 --thread-ranks", "tensor=3 sequence=true" },
+    } do
+      local own = train(recipe, how[1], how[2])
+      same(whole, own, how[2])
+      opens(own, true)
+    end
+  end)
+
+  it("drops alike what ranks hold alike, and runs in 16 bits", function()
+    for _, how in ipairs { "dropout=0.1", "dropout=0.1 sequence=true recompute=true",
+      "dtype=bf16 sequence=true", "dtype=f16" } do
+      local own = train(recipe, "4 --thread-ranks", how)
+      falls(own)
+      assert.is_true(math.abs(own.lines[5][1] - whole.lines[5][1]) < 0.1, how)
+      assert.not_equal(own.lines[5][1], whole.lines[5][1])
+    end
+  end)
+
+  it("goes on from a checkpoint, bit for bit, or on other ranks", function()
+    for _, how in ipairs { "tensor=2 every.save=3", "sequence=true dropout=0.1 every.save=3" } do
+      local one = train(recipe, "4 --thread-ranks", how)
+      equal_bits(one, resume(recipe, "4 --thread-ranks", how .. " resume=auto", one))
+    end
+    local one = train(recipe, "4 --thread-ranks", "every.save=3")
+    same(one, resume(recipe, "3 --thread-ranks", "tensor=3 resume=auto batch=8 sequence=true", one),
+      "on three ranks")
+  end)
+
+  it("needs no more memory than check says", function()
+    local one = train(recipe, "2", "sequence=true")
+    local list = command.metrics(folder .. "/" .. one.run)
+    local out = command.succeed(folder, ("check '%s/recipes/%s.lua' -n 2 --json steps=5 run=%s %s \z
+      sequence=true"):format(command.source, recipe, one.run, OPTIONS[recipe]))
+    local told = require "moonshard.core".json_decode(out:match "{.*}")
+    assert.equal(told.peak_bytes[1], list[#list].peak_bytes)
+  end)
+
+  it("refuses sizes that cannot be cut", function()
+    for options, message in pairs {
+      ["model.heads=6 model.width=48 tensor=4"] = "4 ranks do not divide 6 heads",
+      ["tensor=4 length=18 sequence=true"] = "4 ranks do not divide a length of 18",
+    } do
+      local code, _, err = command.run(folder, ("run '%s/recipes/%s.lua' -n 4 --thread-ranks %s")
+        :format(command.source, recipe, OPTIONS[recipe]:gsub("length=24 ", "")
+          :gsub("model.heads=12 ", "") .. options))
+      assert.equal(1, code)
+      assert.is_truthy(err:find(message, 1, true), err)
+    end
+  end)
+end)
+
+describe("recipes/parallel/pipeline.lua", function()
+  local recipe <const> = "parallel/pipeline"
+  local whole
+  setup(function() whole = train(recipe, "1", "stages=1") end)
+
+  it("gives losses, norms and tensors of one rank by any schedule", function()
+    falls(whole)
+    -- As PyTorch writes tables: two chunks on each rank, in a V.
+    command.write(folder .. "/v.csv", "0F0,0F1,,,3F0,3B0,3F1,3B1,0B0,0B1\n\z
+      ,1F0,2F0,1F1,2F1,2B0,1B0,2B1,1B1\n")
+    for _, how in ipairs {
+      { "2", "stages=2" }, { "4 --thread-ranks", "stages=2 microbatches=2" },
+      { "2 --thread-ranks", "schedule=gpipe microbatches=8" },
+      { "4 --thread-ranks", "schedule=interleaved each=2" },
+      { "4 --thread-ranks", "stages=4" }, { "1", "schedule=interleaved each=5" },
+      { "4 --thread-ranks", "schedule=v.csv each=2 microbatches=2" },
+    } do
+      local own = train(recipe, how[1], how[2])
+      same(whole, own, how[2])
+      opens(own, false)
+    end
+  end)
+
+  it("drops, and runs in 16 bits", function()
+    local dropped = train(recipe, "4 --thread-ranks", "model.dropout=0.1")
+    falls(dropped)
+    assert.not_equal(whole.lines[5][1], dropped.lines[5][1])
+    local low = train(recipe, "2 --thread-ranks", "dtype=bf16")
+    falls(low)
+    assert.is_true(math.abs(low.lines[5][1] - whole.lines[5][1]) < 0.02)
+  end)
+
+  it("goes on from a checkpoint, bit for bit, or on other ranks", function()
+    for _, how in ipairs { "save=3", "save=3 schedule=interleaved each=2 model.dropout=0.1" } do
+      local one = train(recipe, "4 --thread-ranks", how)
+      equal_bits(one, resume(recipe, "4 --thread-ranks", how, one))
+    end
+    local one = train(recipe, "4 --thread-ranks", "save=3")
+    same(one, resume(recipe, "4 --thread-ranks", "stages=4", one), "in four stages")
+  end)
+
+  it("ends with 75 and a checkpoint where it is stopped, and goes on", function()
+    local options = ("'%s/recipes/%s.lua' -n 2 --log-every 1 run=stopped steps=100000 %s"):format(
+      command.source, recipe, OPTIONS[recipe])
+    local job = command.start(folder, options .. " 2>&1 & echo pid $!; wait $!")
+    local pid
+    for line in job.file:lines() do
+      pid = pid or line:match "^pid (%d+)"
+      if line:find "^step +3/" then break end
+    end
+    assert(os.execute("kill -INT " .. pid))
+    assert.equal(75, (job.finish()))
+    local newest = ms.checkpoint.latest(folder .. "/stopped")
+    assert.is_truthy(newest)
+  end)
+
+  it("refuses fewer blocks than chunks", function()
+    local code, _, err = command.run(folder, ("run '%s/recipes/%s.lua' -n 2 --thread-ranks %s \z
+      each=3 schedule=interleaved"):format(command.source, recipe, OPTIONS[recipe]))
+    assert.equal(1, code)
+    assert.is_truthy(err:find("6 chunks need as many blocks", 1, true), err)
+  end)
+end)
+
+describe("recipes/parallel/README.md", function()
+  it("has a script that combines all of them, and gives the losses of one rank", function()
+    local text = command.read(command.source .. "/recipes/parallel/README.md")
+    local name = guide.write_file(folder, guide.blocks(text)[1].text)
+    local function losses(ranks, options)
+      local out = command.succeed(folder, ("run %s -n %s %s"):format(name, ranks, options))
+      local list = {}
+      for loss in out:gmatch "loss ([%d.]+)" do list[#list + 1] = tonumber(loss) end
+      assert.equal(4, #list)
+      return list
+    end
+    local whole = losses("1", "tensor=1 stages=1")
+    for _, options in ipairs { "", "tensor=4", "stages=4", "tensor=1" } do
+      for i, loss in ipairs(losses("8 --thread-ranks", options)) do
+        assert.is_true(math.abs(loss - whole[i]) < 1.01e-4, options)
+      end
+    end
+  end)
+end)
