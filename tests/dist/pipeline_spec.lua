@@ -11,12 +11,17 @@ describe("a pipeline", function()
     end
     job("1", "microbatches=3")
     job("2 --thread-ranks", "schedule=interleaved each=2")
+    for _, ranks in ipairs { 2, 4 } do
+      job(ranks .. " --thread-ranks", "schedule=zb_h1")
+      job(ranks .. " --thread-ranks", "schedule=zbv each=2")
+    end
   end)
 
   it("has chunks that ddp and fsdp reduce over ranks with other data", function()
     for _, wrap in ipairs { "ddp", "fsdp" } do
       job("4 --thread-ranks", "stages=2 wrap=" .. wrap)
       job("4 --thread-ranks", "stages=2 each=2 schedule=interleaved wrap=" .. wrap)
+      job("4 --thread-ranks", "stages=2 schedule=zb_h1 wrap=" .. wrap)
     end
   end)
 

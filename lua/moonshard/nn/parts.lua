@@ -336,8 +336,10 @@ end
 
 -- The ranks of a group have made their modules one by one with the same numbers, as if each were
 -- the first one. They get those that they have in one model, in which they follow each other. Where
--- a rank has taken its module out of a whole model, its numbers are right.
+-- a rank has taken its module out of a whole model, its numbers are right. Without the other ranks
+-- (in `moonshard check`) nothing tells which it is, and values do not matter.
 local function redraw_in_turn(object, list, group)
+  if not group:_has_others() then return end
   local seed, step, first, last = draws_of(object, list)
   local told = group:_share("all_gather", "i64", { first or 0, (last or 0) - (first or 0) },
     "nn.owned")
