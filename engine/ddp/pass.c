@@ -200,6 +200,8 @@ static ms_status take_gradient(ms_ddp_parameter *parameter)
     return status ? status : reduce_gradient(parameter);
 }
 
+static bool is_local(const ms_reducer *reducer) { return reducer->mark && reducer->mark->runs; }
+
 /* Called by backward on the host thread, after the leaf's gradient was accumulated (enqueued). Of a
  * forward in no_sync it only notes that the parameter is used; otherwise its error ends the job for
  * all ranks, which may already wait in a collective. */
@@ -207,7 +209,7 @@ ms_status ms_reducer_on_gradient(void *user, ms_tensor *leaf)
 {
     (void)leaf;
     ms_ddp_parameter *parameter = user;
-    if (parameter->reducer->phase == MS_REDUCER_LOCAL || parameter->reducer->pass.local) {
+    if (parameter->reducer->phase == MS_REDUCER_LOCAL || is_local(parameter->reducer)) {
         parameter->used = parameter->reducer->pass.left = true;
         return MS_OK;
     }
@@ -278,7 +280,7 @@ static ms_status check_rests(const ms_reducer *reducer, bool synchronize)
 ms_status ms_reducer_forward(ms_reducer *reducer, bool synchronize)
 {
     ms_status complete = ms_reducer_settled(reducer);
-    reducer->pass.local = false; /* a backward that failed has left it */
+    if (reducer->mark) reducer->mark->runs = false; /* a backward that failed has left it */
     if (!complete) complete = check_rests(reducer, synchronize);
     if (complete) return complete;
     if (!synchronize) {
@@ -336,7 +338,7 @@ void ms_local_mark_drop(void *user)
 
 static ms_status end_of_local(void *user)
 {
-    ((ms_reducer *)user)->pass.local = false;
+    ((ms_reducer *)user)->mark->runs = false;
     return MS_OK;
 }
 
@@ -345,9 +347,10 @@ static ms_status end_of_local(void *user)
 static ms_status begin_local(void *user, ms_tensor *gradient, ms_tensor **replacement)
 {
     (void)gradient, (void)replacement;
-    ms_reducer *reducer = ((ms_local_mark *)user)->reducer;
-    if (!reducer || reducer->pass.local) return MS_OK;
-    reducer->pass.local = true;
+    ms_local_mark *mark = user;
+    ms_reducer *reducer = mark->reducer;
+    if (!reducer || mark->runs) return MS_OK;
+    mark->runs = true;
     return ms_backward_at_end(reducer->source.engine, end_of_local, reducer);
 }
 
@@ -359,7 +362,7 @@ static ms_status make_mark(ms_reducer *reducer)
     ms_status status = ms_allocate(context, sizeof *reducer->mark, "ddp", &memory);
     if (status) return status;
     reducer->mark = memory;
-    *reducer->mark = (ms_local_mark){ context, reducer, 1 };
+    *reducer->mark = (ms_local_mark){ context, reducer, 1, false };
     return MS_OK;
 }
 

@@ -97,7 +97,6 @@ typedef struct ms_reducer_pass {
     bool shadow;          /* the rank has no more data and only joins the collectives */
     bool apart;           /* the reduction runs outside of a backward: nothing came in an order */
     bool left;            /* passes without synchronization have left gradients */
-    bool local;           /* the backward that runs is that of a forward without synchronization */
 } ms_reducer_pass;
 
 /* What the results of forwards without synchronization have in place of the reducer, which may end
@@ -106,6 +105,7 @@ typedef struct ms_local_mark {
     ms_context *context;
     ms_reducer *reducer; /* NULL: it has ended */
     uint32_t references;
+    bool runs; /* the backward that runs is that of a forward without synchronization */
 } ms_local_mark;
 
 /* A reducer. The engine owns it (a list in MS_SLOT_DDP) and frees it with itself at the latest.
