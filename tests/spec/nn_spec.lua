@@ -101,12 +101,27 @@ describe("a module", function()
     assert.equal("b.weight", old.weight:name())
     tied.b = nil
     assert.equal("weight", old.weight:name())
+    -- The parts of a block that another one has replaced, and got them from it.
+    local Outer = nn.class "Outer"
+    function Outer:init() self.blocks = nn.List { Pair(), Pair() } end
+    local outer = Outer()
+    local before = outer.blocks[2]
+    local block = nn.class "Block"()
+    block.inner = before.a
+    outer.blocks[2] = block
+    assert.equal("blocks.1.inner.weight", before.a.weight:name())
     -- Optimizers keep state by these names.
     local stepped = Pair()
     local optimizer = ms.optim.adam(stepped)
     stepped.a.weight:set_grad(ms.ones { 2, 2 })
     optimizer:step()
     assert.is_truthy(optimizer:state().parameters["b.weight"])
+    -- Two models with equal names would have one state of the two.
+    local one, two = nn.Linear(1, 1, { bias = false }), nn.Linear(1, 1, { bias = false })
+    local both = ms.optim.adam { one.weight, two.weight }
+    for _, p in ipairs { one.weight, two.weight } do p:set_grad(ms.ones { 1, 1 }) end
+    both:step()
+    assert.error_matches(function() both:state() end, "two parameters are called 'weight'")
   end)
 
   it("a module is no part of itself, on whatever way", function()

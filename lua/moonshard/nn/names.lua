@@ -78,11 +78,6 @@ local function holds(place, what)
   return inner ~= nil and inner.fields == what
 end
 
--- The first place that still has the value.
-local function place_of(what)
-  for _, place in ipairs(places[what] or {}) do if holds(place, what) then return place end end
-end
-
 --- Whether a module, or one below it, has these fields.
 ---@param state table
 ---@param fields table
@@ -100,14 +95,18 @@ function names.contains(state, fields, seen)
   return false
 end
 
--- The state of the module at the top. Modules never contain themselves.
+-- The state of the module at the top, and how far it is. Modules never contain themselves. A part
+-- may be in several trees, such as a block that was replaced and the one in its place, to which its
+-- parts were given: the tallest one is the model, of equal ones the last.
 local function root_of(state)
-  local place = place_of(state.fields)
-  while place do
-    state = place.state
-    place = place_of(state.fields)
+  local root, height = state, 0
+  for _, place in ipairs(places[state.fields] or {}) do
+    if holds(place, state.fields) then
+      local above, distance = root_of(place.state)
+      if distance + 1 >= height then root, height = above, distance + 1 end
+    end
   end
-  return state
+  return root, height
 end
 
 -- All names below a root.
@@ -135,13 +134,11 @@ end
 ---@param parameter ms.Tensor
 ---@return string
 function names.of(parameter)
-  local root
+  local root, height
   for _, place in ipairs(places[parameter] or {}) do
-    -- A module that was taken out of a tree is a root of its own: the tree that still has the
-    -- parameter comes first.
-    if holds(place, parameter) and (not root or place_of(place.state.fields)) then
-      root = root_of(place.state)
-      if root ~= place.state then break end
+    if holds(place, parameter) then
+      local above, distance = root_of(place.state)
+      if not root or distance >= height then root, height = above, distance end
     end
   end
   if not root then return "" end

@@ -45,7 +45,14 @@ function Optimizer:state(options)
     local slot, own = self.slots[p], {}
     for key, value in pairs(slot.state) do own[key] = value end
     own["#taken"], own["#draws"] = slot.taken, slot.draws
-    if next(own) ~= nil and is_own(self, p) then saved.parameters[name_of(p, position)] = own end
+    if next(own) ~= nil and is_own(self, p) then
+      local name = name_of(p, position)
+      if saved.parameters[name] then
+        core.raise(("optimizer:state: two parameters are called '%s', of different models: make \z
+          an optimizer for each model, or put them into one module"):format(name))
+      end
+      saved.parameters[name] = own
+    end
   end
   if self.shard then saved.parameters = shard.gather_states(self.shard, saved.parameters) end
   if part_states.has(self) then
