@@ -71,6 +71,20 @@ static ms_status no_buckets(const ms_reducer *reducer)
         "assign buckets again, or unwrap the model and wrap it anew");
 }
 
+/* A backward in two parts gives gradients to parameters in its rest. Where gradients are about to
+ * be reduced, those of a rest that is still to come would be left out; and a forward that comes
+ * before the rest of a pass that reduces would begin another pass, to which its gradients would
+ * belong. */
+static ms_status check_rests(const ms_reducer *reducer, const char *what)
+{
+    ms_status status = MS_OK;
+    for (uint32_t i = 0; i < reducer->count && !status; i++) {
+        ms_tensor *tensor = reducer->parameters[i].tensor;
+        status = ms_check_rest(reducer->source.engine, what, &tensor, 1);
+    }
+    return status;
+}
+
 /* ---------------------------------------------------------- the reduction */
 
 /* The parameter gets no gradient in this pass: its bucket must not wait for one. What it
@@ -192,6 +206,10 @@ static ms_status take_gradient(ms_ddp_parameter *parameter)
                               "run both inside");
     if (reducer->buckets.count == 0) return no_buckets(reducer);
     if (reducer->phase == MS_REDUCER_IDLE) return not_expected(parameter);
+    if (reducer->phase == MS_REDUCER_EXPECTING) {
+        ms_status status = check_rests(reducer, "ddp: a backward that reduces");
+        if (status) return status;
+    }
     if (reducer->settings.static_graph) return take_static_gradient(parameter);
     if (reducer->phase == MS_REDUCER_REDUCED || parameter->ready || parameter->absent)
         return not_expected(parameter);
@@ -260,28 +278,14 @@ ms_status ms_reducer_settled(ms_reducer *reducer)
     return ms_reducer_end_job(reducer, missing_gradients(reducer));
 }
 
-/* A backward in two parts reduces in its rest. A forward that reduces, or that follows one, would
- * begin another pass, and gradients of the first would come in the second. Forwards without
- * synchronization may come between their parts: their gradients add up in any order of rests. */
-static ms_status check_rests(const ms_reducer *reducer, bool synchronize)
-{
-    if (!synchronize && reducer->phase != MS_REDUCER_EXPECTING) return MS_OK;
-    for (uint32_t i = 0; i < reducer->count; i++) {
-        ms_tensor *tensor = reducer->parameters[i].tensor;
-        ms_status status =
-            ms_check_rest(reducer->source.engine, "ddp: a forward of another pass", &tensor, 1);
-        if (status) return status;
-    }
-    return MS_OK;
-}
-
 /* The forward of a pass. A pass that was never completed is noticed here at the latest. Buckets
  * change only here, or by request, while no backward writes them. */
 ms_status ms_reducer_forward(ms_reducer *reducer, bool synchronize)
 {
     ms_status complete = ms_reducer_settled(reducer);
     if (reducer->mark) reducer->mark->runs = false; /* a backward that failed has left it */
-    if (!complete) complete = check_rests(reducer, synchronize);
+    if (!complete && reducer->phase == MS_REDUCER_EXPECTING)
+        complete = check_rests(reducer, "ddp: a forward of another pass");
     if (complete) return complete;
     if (!synchronize) {
         ms_reducer_enter(reducer, MS_REDUCER_LOCAL);
@@ -351,7 +355,7 @@ static ms_status begin_local(void *user, ms_tensor *gradient, ms_tensor **replac
     ms_reducer *reducer = mark->reducer;
     if (!reducer || mark->runs) return MS_OK;
     mark->runs = true;
-    return ms_backward_at_end(reducer->source.engine, end_of_local, reducer);
+    return ms_backward_at_part_end(reducer->source.engine, end_of_local, reducer);
 }
 
 static ms_status make_mark(ms_reducer *reducer)
@@ -370,11 +374,9 @@ static ms_status mark_outputs(ms_reducer *reducer, ms_tensor *const *outputs, ui
 {
     ms_status status = make_mark(reducer);
     for (uint32_t i = 0; i < count && !status; i++) {
-        uint64_t id = 0;
         if (!ms_tensor_requires_grad(outputs[i]) || ms_tensor_is_leaf(outputs[i])) continue;
         reducer->mark->references++;
-        status =
-            ms_tensor_on_gradient(outputs[i], begin_local, reducer->mark, ms_local_mark_drop, &id);
+        status = ms_tensor_on_parts(outputs[i], begin_local, reducer->mark, ms_local_mark_drop);
         if (status) ms_local_mark_drop(reducer->mark);
     }
     return status;
@@ -455,7 +457,8 @@ ms_status ms_reducer_reduce(ms_reducer *reducer)
     if (reducer->settings.static_graph || !reducer->pass.left
         || reducer->phase == MS_REDUCER_REDUCING)
         return refuse_reduce(reducer);
-    ms_status status = check_gradients(reducer);
+    ms_status status = check_rests(reducer, "ddp: reduce");
+    if (!status) status = check_gradients(reducer);
     if (!status) status = ms_reducer_forward(reducer, true);
     if (status) return ms_reducer_end_job(reducer, status);
     ms_bucket_list *buckets = &reducer->buckets;

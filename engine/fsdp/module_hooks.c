@@ -164,6 +164,8 @@ ms_status ms_fsdp_reduce(ms_fsdp *fsdp)
 {
     bool left = false;
     ms_status status = ms_fsdp_check_idle(fsdp, "reduce");
+    for (uint32_t i = 0; i < fsdp->member_count && !status; i++)
+        status = ms_check_rest(fsdp->source.engine, "fsdp: reduce", &fsdp->members[i].tensor, 1);
     if (status) return status;
     for (uint32_t u = 0; u < fsdp->unit_count; u++) left |= ms_unit_has_leftover(&fsdp->units[u]);
     if (!left)

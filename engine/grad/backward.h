@@ -14,10 +14,6 @@ typedef enum ms_backward_part {
 /* What the outermost backward that runs is; WHOLE also if none runs. */
 ms_backward_part ms_backward_running(const ms_engine *engine);
 
-/* As ms_backward_at_end; f is called at the end of a first part that runs, too, and not again with
- * its rest. */
-ms_status ms_backward_at_part_end(ms_engine *engine, ms_status (*f)(void *user), void *user);
-
 /* A backward inside of the one that is running. Gradients of nodes that both go through are added
  * up here, and the outer backward runs those nodes. Frees what it has used. */
 ms_status ms_backward_inside(ms_engine *engine, ms_tensor *const *roots,

@@ -25,12 +25,6 @@ bool ms_tape_node_is_unread(const ms_tape_node *node, uint32_t index);
  * repeated: `expected` remembers whether they are counted. */
 void ms_tape_node_expect(ms_tape_node *node);
 void ms_tape_node_unexpect(ms_tape_node *node);
-/* As ms_tensor_on_gradient, of a result. In the rest of a backward in two parts f is called once
- * more, with gradient NULL, where the tensor's node has its turn, if the first part has called it:
- * the nodes that were made before it run after that. What f puts into *replacement is ignored
- * then. */
-ms_status ms_tensor_on_parts(ms_tensor *tensor, ms_gradient_function f, void *user,
-                             void (*free_user)(void *));
 /* Marks the memory of a leaf as a parameter's: see ms_storage_mark_parameter. */
 void ms_leaf_mark_parameter(const ms_tensor *leaf);
 /* From now on, recorded uses of the leaf are outer ones, or not. The gradient of outer uses is kept

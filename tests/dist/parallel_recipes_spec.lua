@@ -173,6 +173,7 @@ describe("recipes/parallel/pipeline.lua", function()
       { "2 --thread-ranks", "schedule=gpipe microbatches=8" },
       { "4 --thread-ranks", "schedule=interleaved each=2" },
       { "4 --thread-ranks", "stages=4" }, { "1", "schedule=interleaved each=5" },
+      { "4 --thread-ranks", "schedule=zb_h1" }, { "2 --thread-ranks", "schedule=zbv each=2" },
       { "4 --thread-ranks", "schedule=v.csv each=2 microbatches=2" },
     } do
       local own = train(recipe, how[1], how[2])

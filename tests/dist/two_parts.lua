@@ -123,6 +123,23 @@ local function scaled(optimizer)
   end
 end
 
+-- The same in the order of a schedule without bubbles: all first parts, and then all rests.
+local function all_first(net, step, in_parts, seen)
+  local xs, losses = {}, {}
+  local function forward(i)
+    xs[i] = input(step, i)
+    losses[i] = net(xs[i]):square():mean() / 3
+    if in_parts then losses[i]:backward { inputs = { xs[i] } } end
+  end
+  net:no_sync(function() for i = 1, 2 do forward(i) end end)
+  forward(3)
+  for i, loss in ipairs(losses) do
+    local function rest() loss:backward(in_parts and { rest = true } or nil) end
+    if i < 3 then net:no_sync(rest) else rest() end
+  end
+  for i, x in ipairs(xs) do seen[i] = x:grad() end
+end
+
 -- Two uses of the model before one backward.
 local function used_twice(net, step, in_parts, seen)
   local x = input(step, 1)
@@ -182,6 +199,7 @@ if cfg.how == "ddp" then
   agrees("static_graph", stepped(ddp { static_graph = true }), plain)
   agrees("accumulated", stepped(ddp()), accumulated)
   agrees("accumulated, find_unused", stepped(ddp { find_unused = true }), accumulated)
+  agrees("all first parts first", stepped(ddp()), all_first)
   agrees("a hook", stepped(ddp { comm_hook = hooks.bf16_compress() }), plain)
   for _, policy in ipairs { "classic", "in_backward", "deferred" } do
     agrees(policy, stepped(ddp(), policy), plain)

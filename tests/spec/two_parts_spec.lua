@@ -243,6 +243,22 @@ describe("a backward in two parts", function()
     end)
   end)
 
+  it("calls a function with a gradient of its own once", function()
+    local calls = 0
+    local own = ms.custom {
+      forward = function(a, w) return a * w, { a = a, w = w } end,
+      backward = function(d, saved)
+        calls = calls + 1
+        return d * saved.w, d * saved.a
+      end,
+    }
+    agrees(function()
+      local w, x = ms.randn({ 6, 16 }):requires_grad_(), ms.randn { 6, 16 }
+      return { w }, { x }, function() return square(own(x * 2, w * 3)) end
+    end)
+    assert.equal(2, calls)
+  end)
+
   it("takes parameters as inputs, and several", function()
     for _, names in ipairs { { "weight" }, { "bias" }, { "weight", "bias" } } do
       agrees(function()

@@ -28,8 +28,9 @@
  *   at the end of its backward. From then on a parameter is complete when its gradient has come
  *   that often. Parameters without gradients are treated as above, without another exchange. A
  *   graph that changes is an error. Buckets are rebuilt by the order of the second pass.
- * - Where backward runs in two parts (grad.h), the rest is what reduces, and ends the pass.
- *   Until then a forward of another pass is refused.
+ * - Where backward runs in two parts (grad.h), the rest reduces, and ends the pass. It comes after
+ *   the rests of passes without synchronization, and before the forward of another pass: other
+ *   orders are errors.
  * - A gradient is the sum over the passes since it was last consumed; reduced, it is the mean over
  *   `divisor` ranks (the group's size unless set).
  * - An error inside a reduction ends the job: all ranks leave their collectives with that error. */

@@ -129,6 +129,12 @@ MS_API ms_status ms_tensor_on_gradient(ms_tensor *tensor, ms_gradient_function f
                                        void (*free_user)(void *), uint64_t *id);
 MS_API ms_status ms_tensor_on_accumulated(ms_tensor *leaf, ms_accumulated_function f, void *user,
                                           void (*free_user)(void *), uint64_t *id);
+/* As ms_tensor_on_gradient, of a result. In the rest of a backward in two parts f is called once
+ * more, with gradient NULL, where the tensor's node has its turn, if the first part has called it:
+ * the nodes that were made before it run after that. What f puts into *replacement is ignored
+ * then. */
+MS_API ms_status ms_tensor_on_parts(ms_tensor *tensor, ms_gradient_function f, void *user,
+                                    void (*free_user)(void *));
 /* Does nothing if the hook was removed before. */
 MS_API void ms_tensor_remove_hook(ms_tensor *tensor, uint64_t id);
 /* Whether a leaf has such functions. */
@@ -144,6 +150,8 @@ MS_API bool ms_tensor_grad_is_summed(const ms_tensor *leaf);
  * has finished, and not if the graph is dropped before: user must live that long. If f returns an
  * error, that backward returns it. MS_ERROR_STATE if no backward runs. */
 MS_API ms_status ms_backward_at_end(ms_engine *engine, ms_status (*f)(void *user), void *user);
+/* The same, but called at the end of a first part that runs, and not again with its rest. */
+MS_API ms_status ms_backward_at_part_end(ms_engine *engine, ms_status (*f)(void *user), void *user);
 /* For hooks that write tensors: f is called once, on the host, when no node that a running backward
  * still has to run reads the memory of these tensors: at once if there is no such node, else right
  * after the last of them has run. Calls that wait are made in the order in which they were

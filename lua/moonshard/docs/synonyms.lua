@@ -70,6 +70,8 @@ return {
   { "autograd, autodiff, GradientTape, differentiate", "Tensor:backward Tensor:grad" },
   { "register_hook, retain_grad", "Tensor:on_grad" },
   { "register_post_accumulate_grad_hook", "Parameter:on_grad_ready" },
+  { "zero bubble, zero-bubble schedule, split backward, backward of inputs, backward of weights",
+    "Tensor:backward BackwardOptions.inputs BackwardOptions.rest" },
   { "autograd.grad, autograd.Function, double backward, hessian, jacobian, vmap",
     "Tensor:backward", "A backward of a backward is not supported.", none = true },
   { "clip_grad_norm_, clip_gradients, gradient clipping, clipnorm, max_grad_norm",
