@@ -288,6 +288,18 @@ function tests.refused()
   ms.randn { 2 }
   expect.fails(function() nn.owned(late, tensor) end,
     "numbers were drawn after the module was made")
+  expect.fails(function() nn.lora(nn.Sequential(m), { names = { "0" } }) end,
+    "nn.lora: '0.weight' is a part of a tensor")
+  local seen = linear()
+  seen.weight:on_grad(function() end)
+  expect.fails(function() nn.split(seen.weight, tensor, { whole = true }) end,
+    "'weight' has functions of on_grad")
+  local elsewhere, again = linear(), linear()
+  ms.device("meta", function()
+    nn.split(elsewhere.weight, tensor, { whole = true })
+    nn.split(again.bias, tensor, { values = nil })
+  end)
+  assert(elsewhere.weight:device() == "cpu" and elsewhere.weight:sum():item())
   local wrapped = linear()
   ms.ddp(wrapped)
   expect.fails(function() nn.split(wrapped.weight, tensor, {}) end,

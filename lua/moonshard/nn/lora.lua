@@ -273,6 +273,13 @@ function lora.lora(model, options)
       called %s"):format(table.concat(last_parts(model), ", ")))
   end
   local adapter, chosen = adapter_from(o), layers_of(model, names)
+  for _, layer in ipairs(chosen) do
+    local declared = ownership.declared[layer.weight]
+    if declared and declared.split then
+      core.raise(("nn.lora: '%s' is a part of a tensor (ms.nn.split): an adapter of the whole \z
+        layer cannot be made of parts"):format(layer.weight:name()))
+    end
+  end
   lora.freeze(model)
   lora.encode_base("nn.lora", model, o.base, chosen)
   for _, layer in ipairs(chosen) do lora.add(layer, adapter) end

@@ -113,24 +113,25 @@ end
 
 -- Values of a part, in its memory, from how those of the whole are made. Padding is 0.
 local function make_part(t, record, r)
-  core.no_grad(function()
-    local flat = t:detach():view(-1)
-    flat:fill_(0)
-    if piece.is_source(record) then return piece.put(flat, record, 0, flat:numel(), r) end
-    local whole = core.empty { dtype = t:dtype(), table.unpack(r.shape) }
-    core.initialize(whole, record)
-    region.take(flat, r, 0, flat:numel(), whole)
-  end)
+  local flat = t:detach():view(-1)
+  flat:fill_(0)
+  if piece.is_source(record) then return piece.put(flat, record, 0, flat:numel(), r) end
+  local whole = core.empty { dtype = t:dtype(), table.unpack(r.shape) }
+  core.initialize(whole, record)
+  region.take(flat, r, 0, flat:numel(), whole)
 end
 
---- Makes the values of a parameter, in its memory.
+--- Makes the values of a parameter, in its memory, whatever the current device is.
 ---@param t ms.Tensor
 ---@param known ms.Initial
 function parts.initialize(t, known)
-  if known.region then return make_part(t, known.record, known.region) end
   core.no_grad(function()
-    if piece.is_source(known.record) then piece.put(t:detach():view(-1), known.record, 0, t:numel())
-    else core.initialize(t, known.record) end
+    core.on_device("cpu", function()
+      local record, r = known.record, known.region
+      if r then make_part(t, record, r)
+      elseif piece.is_source(record) then piece.put(t:detach():view(-1), record, 0, t:numel())
+      else core.initialize(t, record) end
+    end)
   end)
 end
 
@@ -223,7 +224,7 @@ end
 local function cut_whole(p, r)
   local known = record_of(p)
   local meta = p:device() == "meta"
-  local new = core.empty { dtype = p:dtype(), device = meta and "meta" or nil,
+  local new = core.empty { dtype = p:dtype(), device = meta and "meta" or "cpu",
     table.unpack(r.part) }
   if meta then
     if not known then refuse_unknown("nn.split", p) end
@@ -289,6 +290,9 @@ function parts.split(parameter, group, how)
   if o.whole then
     if ownership.stepped[p] then
       core.raise(("%s: '%s' belongs to an optimizer: split it before"):format(what, name_of(p)))
+    elseif core.has_hooks(p) then
+      core.raise(("%s: '%s' has functions of on_grad, which would be lost: split it before they \z
+        are given"):format(what, name_of(p)))
     end
     p = cut_whole(p, r)
     if own then declared[p] = own end
