@@ -85,9 +85,15 @@ function Own:file_name(name) return whole:file_name(name) end
 local model = nn.owned(Own(), stages, { values = "kept" }) -- those of the whole model
 
 for i, chunk in ipairs(chunks) do chunks[i] = ms.ddp(chunk, { group = replicas }) end
+-- Chunks pass the stream and the change of it that the last block has made: `check` needs to know.
+local rows = cfg.batch // replicas:size() // cfg.microbatches
 local pipe = ms.pipeline {
   chunks = chunks, group = stages, data = replicas, schedule = cfg.schedule,
   microbatches = cfg.microbatches,
+  passes = {
+    { dtype = "f32", rows, cfg.length, cfg.model.width },
+    { dtype = cfg.dtype, rows, cfg.length, cfg.model.width },
+  },
 }
 ms.log("%s; pipelines: %d", pipe, replicas:size())
 

@@ -202,6 +202,9 @@ function what.refused()
   if stage:rank() == 0 or stage:rank() == stage:size() - 1 then
     expect.fails(function() pipe:step(x, x) end, "3 microbatches do not divide the 4 rows")
   end
+  expect.fails(function() pipe_of(list, { passes = { { 2, 3 } } }) end,
+    "passes[1] is a shape with a dtype")
+  expect.fails(function() pipe_of(list, { passes = {} }) end, "passes has 1 to 4 tensors")
   expect.fails(function() ms.pipeline { chunks = nn.GELU(), microbatches = 1 } end,
     "chunk 1 of rank", "has no parameter")
 end

@@ -33,6 +33,15 @@ describe("schedules", function()
     end
   end)
 
+  it("are shown", function()
+    local t = read("1f1b", shape_of(2, 3))
+    assert.equal("1f1b: bubble 25.0%, at most 2, 1 microbatches held by the ranks\n\z
+      rank 0   F0 F1       B0    F2 B1       B2\n\z
+      rank 1      F0 B0    F1 B1    F2 B2", play.show(t, play.run(t)))
+    local v = read("interleaved", shape_of(2, 2, 2))
+    assert.truthy(play.show(v, play.run(v)):find("\nrank 1       1F0 1F1 3F0", 1, true))
+  end)
+
   it("hold as many microbatches as they say", function()
     local ranks = 5
     local function live(name, each) return play.run(read(name, shape_of(ranks, 10, each))).live end

@@ -47,7 +47,8 @@ local launch = {
   quiet = false,         -- ms.train { quiet = true } runs: only warnings are shown
   -- `moonshard check`: nothing is written or printed, and values are zeros that decide nothing
   checking = false,
-  sharded = nil,         -- where `moonshard check` runs: the groups of sharded models
+  -- where `moonshard check` runs: the groups of sharded models, and of pipelines
+  sharded = nil,
   parts = nil,           -- there, at the end of ms.train: bytes of parts of the peak, by names
   for_gpu = false,       -- `moonshard check --device cuda`
   asked = false,         -- another process asks this check, and reads its answer

@@ -24,6 +24,10 @@
 --- `ms.ddp` or `ms.fsdp` around each chunk.
 ---@field data? ms.Group
 ---@field max_live? integer            an error if a rank would hold more microbatches of its chunks
+--- What one chunk gives to the next for a microbatch, equal for all: a shape with a dtype for each
+--- tensor. Unless given, ranks tell each other at the first step; `moonshard check`, where each rank
+--- runs by itself, needs it.
+---@field passes? { [integer]: integer, dtype: ms.DType }[]
 
 --- A pipeline, made by `ms.pipeline`.
 ---@class ms.Pipeline
@@ -43,6 +47,14 @@
 --- pipe:eval(ms.ones { 4, 4 }, ms.tensor { 0, 1, 2, 1 }):dim() --> 0
 --- ```
 ---@field eval fun(self, x?: ms.Tensor, y?: any, positions?: ms.Tensor): ms.Tensor
+--- A picture of the schedule, time to the right and a line for each rank, where F, I and W take a
+--- unit of time and B two; the part of the time in which ranks wait, and how many microbatches each
+--- holds at most. `moonshard check` prints it.
+--- ```lua
+--- local pipe = ms.pipeline { chunks = ms.nn.Linear(4, 3), microbatches = 2, schedule = "gpipe" }
+--- pipe:show():match "rank 0.*" --> "rank 0   F0 F1 B0    B1"
+--- ```
+---@field show fun(self): string
 
 ---@class ms
 --- A model whose chunks are on the ranks of a group. A schedule is a function of numbers to a table:

@@ -8,6 +8,7 @@
 -- chunk gets is a leaf: a backward ends there, and its gradient is what travels back.
 local core = require "moonshard.core"
 local actions = require "moonshard.parallel.pipeline.actions"
+local launch = require "moonshard.base.launch"
 local module = require "moonshard.nn.module"
 local options_of = require "moonshard.base.options"
 local play = require "moonshard.parallel.pipeline.play"
@@ -27,6 +28,34 @@ function Pipeline:__tostring()
 end
 
 ------------------------------------------------------------------------------------------- making
+
+local CODES <const> = { "f32", "bf16", "f16", "i64", "i32", "u16", "u8", "bool" }
+local MOST <const>, DIMS <const> = 4, 8             -- tensors of a message, and their dimensions
+
+-- What chunks pass, as the option says it.
+local function check_passes(passes)
+  if passes == nil then return nil end
+  local specs = {}
+  for i, one in ipairs(passes) do
+    options_of.argument("pipeline", ("passes[%d]"):format(i), one, "list")
+    local known = false
+    for _, dtype in ipairs(CODES) do known = known or one.dtype == dtype end
+    local shape = {}
+    for k, size in ipairs(one) do
+      if math.type(size) ~= "integer" or size < 0 then known = false end
+      shape[k] = size
+    end
+    if not known or #shape > DIMS then
+      core.raise(("pipeline: passes[%d] is a shape with a dtype: { dtype = \"f32\", 2, 16, 768 }")
+        :format(i))
+    end
+    specs[i] = { dtype = one.dtype, shape = shape }
+  end
+  if #specs == 0 or #specs > MOST then
+    core.raise(("pipeline: passes has 1 to %d tensors"):format(MOST))
+  end
+  return specs
+end
 
 -- A function of numbers, and what messages call it.
 local function schedule_of(value)
@@ -125,6 +154,7 @@ function pipeline.pipeline(options)
   local o = options_of.check("pipeline", options, {
     chunks = "module|list", group = "group", schedule = "string|function",
     microbatches = "integer", loss = "function", data = "group", max_live = "integer",
+    passes = "list",
   })
   local chunks = module.is_module(o.chunks) and { o.chunks } or o.chunks
   if type(chunks) ~= "table" or #chunks == 0 then
@@ -145,6 +175,12 @@ function pipeline.pipeline(options)
   check_same(group, "so many chunks, microbatches:", ("%d, %d"):format(#chunks, o.microbatches))
   local t, played = plan_of(o, group, #chunks)
   check_same(group, "a table with the hash", ("%016x"):format(core.hash(text_of(t))))
+  local passes, specs = check_passes(o.passes), {}
+  for chunk = 1, passes and t.shape.chunks - 1 or 0 do specs[chunk] = passes end
+  if launch.sharded then table.insert(launch.sharded, { shards = group, replicas = o.data }) end
+  if launch.checking and group:rank() == 0 then
+    table.insert(launch.assumptions, play.show(t, played))
+  end
   -- Modules in the order of their chunks.
   local own, rank, at = {}, group:rank(), 0
   for chunk = 0, t.shape.chunks - 1 do
@@ -155,14 +191,12 @@ function pipeline.pipeline(options)
   end
   return setmetatable({
     chunks = own, group = group, data = o.data, loss = o.loss, table = t, played = played,
-    forwards = play.run(forwards_of(t)).steps[rank + 1], steps = played.steps[rank + 1], specs = {},
+    forwards = play.run(forwards_of(t)).steps[rank + 1], steps = played.steps[rank + 1],
+    specs = specs,
   }, Pipeline)
 end
 
 ------------------------------------------------------------------------------------------ messages
-
-local CODES <const> = { "f32", "bf16", "f16", "i64", "i32", "u16", "u8", "bool" }
-local MOST <const>, DIMS <const> = 4, 8             -- tensors of a message, and their dimensions
 
 -- The dtypes and shapes of a list of tensors as numbers of a fixed length, and back.
 local function write_spec(list)
@@ -244,7 +278,7 @@ local function receive(self, message)
   if not self.specs[chunk] then
     if not group:_has_others() then
       core.raise(("pipeline: without the other ranks, as in `moonshard check`, nothing tells the \z
-        shapes that go into chunk %d: run it on all ranks"):format(chunk))
+        shapes that go into chunk %d: give passes, or run it on all ranks"):format(chunk))
     end
     local numbers = core.zeros { 1 + MOST * (2 + DIMS), dtype = "i64" }
     group:recv(numbers, message.from, { label = message.label .. " shapes" }):value()
@@ -452,6 +486,9 @@ local function reduce_after(self, f)
   inside(1)
   for _, chunk in ipairs(list) do chunk:reduce() end
 end
+
+---@return string
+function Pipeline:show() return play.show(self.table, self.played) end
 
 ---@param x? ms.Tensor
 ---@param y? ms.Tensor

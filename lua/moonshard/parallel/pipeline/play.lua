@@ -167,4 +167,36 @@ function play.bubble(played)
   return 1 - busy / (played.length * #played.busy)
 end
 
+-- A line of cells, each as wide as its time.
+local function row(list, begins, ends, width, shorten)
+  local text = ""
+  for _, action in ipairs(list) do
+    local from = math.tointeger(begins[action.text] * width)
+    local to = math.tointeger(ends[action.text] * width)
+    local cell = shorten and action.kind .. action.micro or action.text
+    text = text .. (" "):rep(from - #text) .. cell .. (" "):rep(to - from - #cell)
+  end
+  return (text:gsub("%s+$", ""))
+end
+
+--- A picture of a table that was played with equal costs: time to the right, a line for each rank.
+---@param t ms.PipelineTable
+---@param played ms.PipelinePlay
+---@return string
+function play.show(t, played)
+  local shorten, longest = t.shape.chunks == t.shape.ranks, 0
+  for _, list in ipairs(t.lists) do
+    for _, action in ipairs(list) do
+      longest = math.max(longest, #(shorten and action.kind .. action.micro or action.text))
+    end
+  end
+  local lines = { ("%s: bubble %.1f%%, at most %s microbatches held by the ranks"):format(t.where,
+    100 * play.bubble(played), table.concat(played.live, ", ")) }
+  for r, list in ipairs(t.lists) do
+    lines[#lines + 1] =
+      ("rank %-3d %s"):format(r - 1, row(list, played.begins, played.ends, longest + 1, shorten))
+  end
+  return table.concat(lines, "\n")
+end
+
 return play
