@@ -203,12 +203,12 @@ describe("the folder of a run", function()
     succeed "steps=10"
     local path = folder .. "/out/step-00000010/manifest.json"
     local text = assert(command.read(path))
-    local body = text:match '^{"hash":"%x+","manifest":(.*)}\n$':gsub('"version":1', '"version":4')
+    local body = text:match '^{"hash":"%x+","manifest":(.*)}\n$':gsub('"version":1', '"version":5')
     command.write(path, ('{"hash":"%016x","manifest":%s}\n'):format(core.hash(body), body))
     local code, _, err = run "steps=12 resume=auto"
     assert.equal(3, code)
-    assert.matches("step%-00000010/manifest.json' has version 4; \z
-      this Moonshard reads versions up to 3", err)
+    assert.matches("step%-00000010/manifest.json' has version 5; \z
+      this Moonshard reads versions up to 4", err)
     assert.is_nil(err:match "it is skipped")
     command.write(path, text)
     code, _, err = run "steps=12 width=3 resume=auto"

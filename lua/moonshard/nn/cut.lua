@@ -95,7 +95,8 @@ function cut.cut(model, first, last)
     core.raise "nn.cut: a model of nn.gpt2, nn.llama, nn.decoder or nn.pretrained is expected"
   end
   local count = model.options.layers
-  for name, value in pairs { first = first, last = last } do
+  for _, one in ipairs { { "first", first }, { "last", last } } do
+    local name, value = one[1], one[2]
     if math.type(value) ~= "integer" or value < 1 or value > count then
       core.raise(("nn.cut: %s must be a block of 1 to %d, not %s"):format(name, count,
         tostring(value)))
