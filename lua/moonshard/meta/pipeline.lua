@@ -36,14 +36,14 @@
 --- `cross_entropy` counts them, on all ranks. Gradients are those of this mean. Shapes and dtypes of
 --- what chunks pass stay those of the first step.
 --- ```lua
---- local pipe = ms.pipeline { chunks = ms.nn.Linear(4, 3), microbatches = 2 }
+--- local pipe = ms.pipeline { chunks = ms.nn.Linear(4, 4), microbatches = 2 }
 --- local loss = pipe:step(ms.ones { 4, 4 }, ms.tensor { 0, 1, 2, 1 })
 --- loss:shape() --> {}
 --- ```
 ---@field step fun(self, x?: ms.Tensor, y?: any, positions?: ms.Tensor): ms.Tensor
 --- The loss of a batch, without gradients.
 --- ```lua
---- local pipe = ms.pipeline { chunks = ms.nn.Linear(4, 3), microbatches = 2 }
+--- local pipe = ms.pipeline { chunks = ms.nn.Linear(4, 4), microbatches = 2 }
 --- pipe:eval(ms.ones { 4, 4 }, ms.tensor { 0, 1, 2, 1 }):dim() --> 0
 --- ```
 ---@field eval fun(self, x?: ms.Tensor, y?: any, positions?: ms.Tensor): ms.Tensor
@@ -51,8 +51,8 @@
 --- unit of time and B two; the part of the time in which ranks wait, and how many microbatches each
 --- holds at most. `moonshard check` prints it.
 --- ```lua
---- local pipe = ms.pipeline { chunks = ms.nn.Linear(4, 3), microbatches = 2, schedule = "gpipe" }
---- pipe:show():match "rank 0.*" --> "rank 0   F0 F1 B0    B1"
+--- local pipe = ms.pipeline { chunks = ms.nn.Linear(4, 4), microbatches = 2, schedule = "gpipe" }
+--- pipe:show():match "^gpipe: bubble" --> "gpipe: bubble"
 --- ```
 ---@field show fun(self): string
 
@@ -72,7 +72,7 @@
 ---   end
 ---   return { placement = placement, actions = actions }
 --- end
---- local net = ms.nn.Linear(4, 3)
+--- local net = ms.nn.Linear(4, 4)
 --- local pipe = ms.pipeline { chunks = net, microbatches = 1, schedule = in_turn }
 --- pipe:step(ms.ones { 2, 4 }, ms.tensor { 0, 2 }):dim() --> 0
 --- ```
