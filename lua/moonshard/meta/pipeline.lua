@@ -25,8 +25,8 @@
 ---@field data? ms.Group
 ---@field max_live? integer            an error if a rank would hold more microbatches of its chunks
 --- What one chunk gives to the next for a microbatch, equal for all: a shape with a dtype for each
---- tensor. Unless given, ranks tell each other at the first step; `moonshard check`, where each rank
---- runs by itself, needs it.
+--- tensor. `moonshard check`, where each rank runs by itself, needs it. In a run ranks tell each
+--- other at the first step, and a log line says if it is something else.
 ---@field passes? { [integer]: integer, dtype: ms.DType }[]
 
 --- A pipeline, made by `ms.pipeline`.

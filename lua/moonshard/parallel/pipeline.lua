@@ -9,6 +9,7 @@
 local core = require "moonshard.core"
 local actions = require "moonshard.parallel.pipeline.actions"
 local launch = require "moonshard.base.launch"
+local log = require "moonshard.base.log"
 local module = require "moonshard.nn.module"
 local options_of = require "moonshard.base.options"
 local play = require "moonshard.parallel.pipeline.play"
@@ -175,8 +176,7 @@ function pipeline.pipeline(options)
   check_same(group, "so many chunks, microbatches:", ("%d, %d"):format(#chunks, o.microbatches))
   local t, played = plan_of(o, group, #chunks)
   check_same(group, "a table with the hash", ("%016x"):format(core.hash(text_of(t))))
-  local passes, specs = check_passes(o.passes), {}
-  for chunk = 1, passes and t.shape.chunks - 1 or 0 do specs[chunk] = passes end
+  local passes = check_passes(o.passes)
   if launch.sharded then table.insert(launch.sharded, { shards = group, replicas = o.data }) end
   if launch.checking and group:rank() == 0 then
     table.insert(launch.assumptions, play.show(t, played))
@@ -192,7 +192,7 @@ function pipeline.pipeline(options)
   return setmetatable({
     chunks = own, group = group, data = o.data, loss = o.loss, table = t, played = played,
     forwards = play.run(forwards_of(t)).steps[rank + 1], steps = played.steps[rank + 1],
-    specs = specs,
+    specs = {}, passes = passes,
   }, Pipeline)
 end
 
@@ -262,6 +262,10 @@ local function send(self, message, list)
           #list, MOST))
       end
       self.specs[message.chunk] = specs_of(list)
+      if self.passes and describe(self.passes) ~= describe(self.specs[message.chunk]) then
+        log.warn("pipeline: passes is %s, and %s goes into chunk %d: moonshard check assumes \z
+          the former", describe(self.passes), describe(self.specs[message.chunk]), message.chunk)
+      end
       group:send(core.tensor(write_spec(list), "i64"), message.to,
         { label = message.label .. " shapes" })
     end
@@ -271,20 +275,23 @@ local function send(self, message, list)
   end
 end
 
+-- What goes into a chunk: the rank before tells it with its first message. Without the other ranks
+-- it is what the option passes says.
+local function receive_spec(self, message)
+  local group, numbers = self.group, core.zeros { 1 + MOST * (2 + DIMS), dtype = "i64" }
+  if not group:_has_others() and not self.passes then
+    core.raise(("pipeline: without the other ranks, as in `moonshard check`, nothing tells the \z
+      shapes that go into chunk %d: give passes, or run it on all ranks"):format(message.chunk))
+  end
+  group:recv(numbers, message.from, { label = message.label .. " shapes" }):value()
+  return group:_has_others() and read_spec(numbers:to_table()) or self.passes
+end
+
 local function receive(self, message)
-  local group = self.group
+  local group, futures = self.group, {}
   -- Gradients are like what was sent.
   local chunk = message.is_gradient and message.chunk + 1 or message.chunk
-  if not self.specs[chunk] then
-    if not group:_has_others() then
-      core.raise(("pipeline: without the other ranks, as in `moonshard check`, nothing tells the \z
-        shapes that go into chunk %d: give passes, or run it on all ranks"):format(chunk))
-    end
-    local numbers = core.zeros { 1 + MOST * (2 + DIMS), dtype = "i64" }
-    group:recv(numbers, message.from, { label = message.label .. " shapes" }):value()
-    self.specs[chunk] = read_spec(numbers:to_table())
-  end
-  local futures = {}
+  self.specs[chunk] = self.specs[chunk] or receive_spec(self, message)
   for i, spec in ipairs(self.specs[chunk]) do
     futures[i] = group:recv(empty_like(spec), message.from,
       { label = ("%s.%d"):format(message.label, i - 1) })
