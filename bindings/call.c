@@ -217,23 +217,26 @@ int ms_lua_failed(lua_State *L, const ms_error *error)
 
 /* ---------------------------------------------------------------- callbacks */
 
-static const char weak_key = 0; /* registry: number -> function, weak values */
+/* Pushes the table at `key` of the registry, made on first use. mode: "k" or "v", what is weak. */
+static void push_weak_table(lua_State *L, const void *key, const char *mode)
+{
+    if (lua_rawgetp(L, LUA_REGISTRYINDEX, key) == LUA_TTABLE) return;
+    lua_pop(L, 1);
+    lua_newtable(L);
+    lua_createtable(L, 0, 1);
+    lua_pushstring(L, mode);
+    lua_setfield(L, -2, "__mode");
+    lua_setmetatable(L, -2);
+    lua_pushvalue(L, -1);
+    lua_rawsetp(L, LUA_REGISTRYINDEX, key);
+}
+
+static const char functions_key = 0; /* registry: number -> function, weak values */
 
 /* Functions by number. The values are weak, so that the table keeps no function alive: the anchor
  * does, or a reference in the registry. A number instead of a reference makes a function that
  * refers to its own anchor collectable. */
-static void push_weak_table(lua_State *L)
-{
-    if (lua_rawgetp(L, LUA_REGISTRYINDEX, &weak_key) == LUA_TTABLE) return;
-    lua_pop(L, 1);
-    lua_newtable(L);
-    lua_createtable(L, 0, 1);
-    lua_pushliteral(L, "v");
-    lua_setfield(L, -2, "__mode");
-    lua_setmetatable(L, -2);
-    lua_pushvalue(L, -1);
-    lua_rawsetp(L, LUA_REGISTRYINDEX, &weak_key);
-}
+static void push_functions(lua_State *L) { push_weak_table(L, &functions_key, "v"); }
 
 /* Keeps the function at `index` alive with the userdata at `anchor`: as a key of the table that is
  * its first user value. The anchor must have a user value. */
@@ -273,7 +276,7 @@ ms_callback *ms_callback_new(lua_State *L, int index, int anchor)
     luaL_checktype(L, index, LUA_TFUNCTION);
     index = lua_absindex(L, index);
     if (anchor) keep_with(L, anchor, index);
-    push_weak_table(L);
+    push_functions(L);
     lua_pushvalue(L, index);
     /* Never used again, so a callback that is gone cannot name a newer function. */
     int64_t number = ++runtime->callbacks;
@@ -302,18 +305,7 @@ ms_callback *ms_callback_new(lua_State *L, int index, int anchor)
  * finalizers, and removes weak keys after that: a loan is found here until it was finalized. */
 static const char loans_key = 0;
 
-static void push_loans(lua_State *L)
-{
-    if (lua_rawgetp(L, LUA_REGISTRYINDEX, &loans_key) == LUA_TTABLE) return;
-    lua_pop(L, 1);
-    lua_newtable(L);
-    lua_createtable(L, 0, 1);
-    lua_pushliteral(L, "k");
-    lua_setfield(L, -2, "__mode");
-    lua_setmetatable(L, -2);
-    lua_pushvalue(L, -1);
-    lua_rawsetp(L, LUA_REGISTRYINDEX, &loans_key);
-}
+static void push_loans(lua_State *L) { push_weak_table(L, &loans_key, "k"); }
 
 /* The registry's reference is emptied last: what comes before may raise. */
 void ms_callback_lend(lua_State *L, ms_callback *callback, int first, int count)
@@ -375,7 +367,7 @@ bool ms_callback_push(const ms_callback *callback)
         if (lua_rawgeti(L, LUA_REGISTRYINDEX, callback->reference) == LUA_TFUNCTION) return true;
         lua_pop(L, 1);
     }
-    push_weak_table(L);
+    push_functions(L);
     bool there = lua_rawgeti(L, -1, callback->number) == LUA_TFUNCTION;
     lua_remove(L, -2);
     if (!there) lua_pop(L, 1);
