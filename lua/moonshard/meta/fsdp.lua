@@ -299,9 +299,9 @@
 --- ```
 ---@field no_sync fun(self, f: function)
 --- Reduces the gradients that passes inside `no_sync` have left, as the end of a backward that
---- reduces does: through the hook, with optimizers that step in backward. For loops in which no pass
---- is the last one, such as pipelines. All ranks call it. Raises without such a pass since the last
---- reduction.
+--- reduces does: through the hook, with optimizers that step in backward. For loops in which no
+--- pass is the last one, such as pipelines. All ranks call it. Raises without such a pass since the
+--- last reduction.
 --- ```lua
 --- local model = ms.fsdp(ms.nn.Linear(2, 1))
 --- model:no_sync(function() model(ms.ones { 1, 2 }):sum():backward() end)

@@ -250,8 +250,8 @@
 --- Sizes of blocks of that dimension of the whole, each of which is cut by itself: { d, d, d } for
 --- queries, keys and values in one weight. One block unless given.
 ---@field blocks? integer[]
---- Indices that the parts have beyond the whole, at its end, so that it divides evenly. Their values
---- are 0, and no file has them. 0 unless given.
+--- Indices that the parts have beyond the whole, at its end, so that it divides evenly. Their
+--- values are 0, and no file has them. 0 unless given.
 ---@field pad? integer
 --- So many ranks, which follow each other, have the same part: fewer key heads than ranks. Their
 --- gradients are summed (`ms.nn.shared`). 1 unless given.
@@ -627,7 +627,8 @@
 --- chunk takes ids, the others what the chunk before gives; the last gives logits. Modules keep
 --- their names: with `ms.nn.owned`, `save`, checkpoints and clipping see one model. Of a model on
 --- "meta" (or from `nn.pretrained` there) each rank makes the values of its chunk only. With tied
---- embeddings the first and the last chunk have the table: declare it `ms.nn.shared` on their ranks.
+--- embeddings the first and the last chunk have the table: declare it `ms.nn.shared` on their
+--- ranks.
 --- ```lua
 --- local model = ms.device("meta", function()
 ---   return ms.nn.gpt2 { vocab = 64, context = 16, layers = 2, width = 32, heads = 2 }

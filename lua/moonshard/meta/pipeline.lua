@@ -7,15 +7,20 @@
 ---@field chunks integer               of all ranks
 ---@field microbatches integer
 
+--- What a schedule answers.
+---@class ms.PipelineSchedule
+---@field placement integer[][]        the chunks of each rank, counted from 0
+---@field actions string[][]           those of each rank in order, such as "0F1"
+
 ---@class ms.PipelineOptions
 --- This rank's modules, in the order of their chunks; as many on each rank. A chunk takes what the
 --- chunk before it gives, one or more tensors, and the positions of its microbatch, if `step` gets
 --- some. The first one takes x.
 ---@field chunks ms.Module|ms.Module[]
 ---@field group? ms.Group              the ranks of the pipeline; all unless given
---- "1f1b" unless given; or "gpipe", "interleaved", "zb_h1", "zbv", a table of PyTorch in a file that
---- ends in .csv, or a function.
----@field schedule? string|fun(view: ms.PipelineView): { placement: integer[][], actions: string[][] }
+--- "1f1b" unless given; or "gpipe", "interleaved", "zb_h1", "zbv", a table of PyTorch in a file
+--- that ends in .csv, or a function.
+---@field schedule? string|fun(view: ms.PipelineView): ms.PipelineSchedule
 ---@field microbatches integer         parts of a batch, which it divides evenly
 --- Of the last chunk's first result, y and positions, the mean over the targets;
 --- `logits:cross_entropy(y)` unless given.

@@ -148,7 +148,7 @@ end
 --- action. Whether ranks wait for each other in a circle is play.lua's to find.
 ---@param where string the schedule's name and line, for messages
 ---@param shape ms.PipelineShape
----@param given { placement: integer[][], actions: string[][] }
+---@param given ms.PipelineSchedule
 ---@return ms.PipelineTable
 function actions.read(where, shape, given)
   if type(given) ~= "table" then
