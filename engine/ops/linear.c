@@ -26,9 +26,10 @@
  * (ms_engine_is_for_gpu) alone. Where the library cannot make it, the same task launches our kernel
  * after the product (ops/cuda/matmul.c).
  *
- * A backward in two parts (op.h) keeps between them what both products take: h behind an
- * activation, and in 8 bits the codes of h that the second one reads. What the pass, or a product,
- * makes beside them is made with it, in whichever part that is.
+ * A backward in two parts (op.h) keeps between the parts what both products read: the gradient h
+ * before the activation, if there is one, and in 8 bits the codes of h that the second product
+ * reads. Other results that the pass or a product computes, such as sums for the bias, are computed
+ * in the same part as that pass or product.
  *
  * The library computes gelu and its slope of the sums in f32; our kernel computes them of the
  * rounded sums. The library's tanh has errors of some 1e-4, so f32 stays with our kernel. */

@@ -15,12 +15,12 @@ function Stage:init(branches)
   self.first, self.second = nn.MLP(WIDTH, 32), nn.MLP(WIDTH, 32)
   self.norm, self.last = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
   self.branches = branches
-  self.aside = branches and nn.Linear(WIDTH, WIDTH) or nil
+  self.extra = branches and nn.Linear(WIDTH, WIDTH) or nil
 end
-function Stage:forward(x, aside)
+function Stage:forward(x, extra)
   x = x + self.first(x)
   x = self.norm(x + self.second(x))
-  if aside and self.aside then x = x + self.aside(x) end
+  if extra and self.extra then x = x + self.extra(x) end
   return self.last(x)
 end
 

@@ -61,7 +61,8 @@ static ms_status forward(void *user, ms_tensor *const *inputs, uint32_t input_co
     return status;
 }
 
-/* 3 times the gradient of the product: nobody else computes that. */
+/* Returns 3 times the gradient of the product. The factor shows that the engine called this
+ * function: the gradient of mul has no such factor. */
 static ms_status backward(void *user, ms_tensor *const *gradients, ms_tensor *const *saved,
                           ms_tensor **results, const bool *needs)
 {

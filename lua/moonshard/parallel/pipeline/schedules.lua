@@ -141,8 +141,9 @@ local function fill(view, placement, most)
 end
 
 --- 1F1B with the gradients of weights apart, which fill the bubble (ZB-H1, Qi et al. 2023): each
---- rank holds at most as many microbatches as there are ranks. Rank r is r microbatches behind with
---- its weights; when no forward is left, one of them comes after each gradient of inputs.
+--- rank holds at most as many microbatches as there are ranks. While forwards are left, rank r
+--- computes the gradients of weights r microbatches after those of inputs. Then each gradient of
+--- inputs is followed by one of weights, and the other gradients of weights come at the end.
 ---@param view ms.PipelineView
 function schedules.zb_h1(view)
   local lists, all = {}, view.microbatches
@@ -164,9 +165,9 @@ function schedules.zb_h1(view)
   return { placement = one_each("zb_h1", view), actions = lists }
 end
 
---- Two chunks for each rank, in a V: rank r has chunk r, and of the chunks behind them the last but
---- r. With gradients of weights apart (ZB-V, Qi et al. 2024): each rank holds at most as much as
---- rank 0 does in 1F1B, two microbatches of half a stage for each rank.
+--- Two chunks for each rank, in a V: of 2R chunks on R ranks, rank r has chunks r and 2R - 1 - r,
+--- counted from 0. With gradients of weights apart (ZB-V, Qi et al. 2024): each rank holds at most
+--- as much as rank 0 does in 1F1B, two microbatches of half a stage for each rank.
 ---@param view ms.PipelineView
 function schedules.zbv(view)
   if view.chunks ~= 2 * view.ranks then
