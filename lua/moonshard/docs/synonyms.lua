@@ -72,7 +72,7 @@ return {
   { "register_post_accumulate_grad_hook", "Parameter:on_grad_ready" },
   { "zero bubble, zero-bubble schedule, split backward, backward of inputs, backward of weights",
     "Tensor:backward BackwardOptions.inputs BackwardOptions.rest" },
-  { "autograd.grad, autograd.Function, double backward, hessian, jacobian, vmap",
+  { "autograd.grad, double backward, hessian, jacobian, vmap",
     "Tensor:backward", "A backward of a backward is not supported.", none = true },
   { "clip_grad_norm_, clip_gradients, gradient clipping, clipnorm, max_grad_norm",
     "Module:clip_grad_norm TrainOptions.clip" },
@@ -83,8 +83,9 @@ return {
   { "gradient checkpointing, activation checkpointing, torch.utils.checkpoint, remat, \z
       checkpoint_wrapper, gradient_checkpointing_enable, recomputation",
     "ms.recompute ModelOptions.recompute" },
-  { "torch.autograd.Function, autograd function, custom backward, custom gradient, custom_vjp, \z
-      ctx.save_for_backward, straight-through estimator, conjugate pair", "ms.custom" },
+  { "autograd.Function, torch.autograd.Function, autograd function, custom backward, \z
+      custom gradient, custom_vjp, ctx.save_for_backward, straight-through estimator, \z
+      conjugate pair", "ms.custom" },
   { "autocast, amp, mixed precision, automatic mixed precision, torch.cuda.amp, fp16 training, \z
       bf16 training", "ms.autocast TrainOptions.dtype ms.Precision" },
   { "fp8, float8, 8-bit training, torchao.float8, transformer engine, fp8_autocast, e4m3, e5m2",
@@ -278,9 +279,12 @@ return {
     "ms.hooks.fp16_compress ms.hooks.powersgd ms.hooks.top_k" },
   { "Join, uneven inputs, join context", "DDP:join" },
   { "find_unused_parameters, unused parameters", "DDPOptions.find_unused" },
-  { "tensor parallel, pipeline parallel, TP, model parallel, DTensor, megatron, \z
-      expert parallel, context parallel", "ms.fsdp",
-    "Ranks share data (ms.ddp) or shards (ms.fsdp); there is no tensor or pipeline parallelism.",
-    none = true },
+  { "tensor parallel, TP, model parallel, DTensor, megatron, sequence parallel, expert parallel",
+    "ms.nn.split ms.nn.owned ms.nn.shared",
+    "A GPT with parts of its layers on each rank: recipes/parallel/tensor.lua." },
+  { "pipeline parallel, PP, pipelining, PipelineStage, ScheduleGPipe, Schedule1F1B, gpipe",
+    "ms.pipeline ms.nn.cut", "A GPT in a pipeline: recipes/parallel/pipeline.lua." },
+  { "context parallel, ring attention", "ms.custom",
+    "Attention over a sequence that ranks share is not built.", none = true },
   { "cuda stream, torch.cuda.Stream", "ms.stream" },
 }
