@@ -82,6 +82,7 @@ describe("the annotations", function()
     ["ms.PrefetchPlanner"] = true, ["ms.GenerateOptions"] = true,
     ["ms.JsonLoaderOptions"] = true, ["ms.PipelineOptions"] = true,
     ["ms.CustomOptions"] = true, ["ms.PartState"] = true,
+    ["ms.WholeKind"] = true,
   }
 
   for class, fields in pairs(classes) do

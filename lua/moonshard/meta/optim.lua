@@ -7,6 +7,8 @@
 ---@class ms.ParamGroup
 ---@field params ms.Parameter[]|ms.Tensor[]
 ---@field lr? ms.Number               the optimizer's unless given
+--- Of a kind with `whole`: false: its second kind steps these parameters (embeddings, a head).
+---@field whole? boolean
 ---@alias ms.Params ms.Module|ms.Parameter[]|ms.Tensor[]|ms.ParamGroup[]
 
 ---@class ms.OptimizerOptions
@@ -35,7 +37,32 @@
 ---@field elementwise? boolean
 --- Writes p, in place. state: a table for this parameter, which is saved with the optimizer. group:
 --- the hyper-parameters, with lr as scheduled. step: the parameter's steps before this one.
----@field step_param fun(p: ms.Tensor, grad: ms.Tensor, state: table, group: ms.ParamGroup, step: integer)
+--- Not with `whole`.
+---@field step_param? fun(p: ms.Tensor, grad: ms.Tensor, state: table, group: ms.ParamGroup, step: integer)
+--- In place of step_param, for a kind whose step needs whole matrices: it also steps models that
+--- fsdp has sharded. Groups with `whole = false`, and parameters that have not two dimensions, are
+--- stepped by the kind `second`.
+---@field whole? ms.WholeKind
+--- With `whole`: an elementwise kind; "adamw" unless given. This kind has its hyper-parameters, too;
+--- lr, weight_decay and what `defaults` names are this kind's.
+---@field second? string
+
+--- The step of a matrix W is `W = W (1 - lr weight_decay) - lr update(before(gradient))`. Where fsdp
+--- has cut W, each rank calls `before` with its piece. What all return goes to one rank, the owner,
+--- which calls `update` with the whole; each rank then subtracts its piece of the result. Owners
+--- have about equal work, rows x columns^2 for a matrix (columns: the smaller side). A step sends
+--- each piece twice. Where a rank has all of W, it makes its own update; the option `shard` leaves
+--- that to one rank.
+---@class ms.WholeKind
+--- Updates the state of a piece: a table for this parameter, of which tensors of the piece's shape
+--- are saved as pieces. p and grad: this rank's pieces; all of them where nothing is cut. step: the
+--- parameter's steps before this one. Returns a tensor of grad's shape, of any float dtype, which is
+--- what travels; grad unless given.
+---@field before? fun(p: ms.Tensor, grad: ms.Tensor, state: table, group: ms.ParamGroup, step: integer): ms.Tensor
+--- matrix: whole, of the dtype that `before` has returned; it may be overwritten. owned: a table of
+--- tensors by names, of the owner alone; it is saved by the parameter's name, and another rank may
+--- own it after a load. Returns a tensor of the matrix's shape, which travels in the matrix's dtype.
+---@field update fun(matrix: ms.Tensor, owned: table<string, ms.Tensor>, group: ms.ParamGroup, step: integer): ms.Tensor
 
 ---@class ms.ScheduleOptions
 ---@field steps? integer               steps until the factor is `floor`; the run's unless given
@@ -142,6 +169,16 @@
 --- model(ms.ones { 1, 1 }):sum():backward()
 --- optimizer:step()
 --- model.weight:item() - before --> -0.25
+--- ```
+--- A kind that needs whole matrices, also of a sharded model:
+--- ```lua
+--- local normalized = ms.optim.define { name = "example_normalized", defaults = { lr = 1 },
+---   whole = { update = function(matrix) return matrix / matrix:norm() end } }
+--- local model = ms.nn.Linear(2, 1, { bias = false })
+--- local before, optimizer = model.weight:clone(), normalized(model)
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- optimizer:step()
+--- (before - model.weight):norm():item() --> 1.0
 --- ```
 ---@field define fun(kind: ms.Kind): fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
 --- Registers the function that runs optimizers of this kind (and of kinds based on it) overlapped,

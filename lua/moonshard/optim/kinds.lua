@@ -54,7 +54,42 @@ function kinds.check(kind, options)
     core.raise(("%s: unknown master '%s': known are f32, none")
       :format(kind.name, tostring(options.master)))
   end
-  if kind.native then core.optim_check(kind.name, options) end
+  local native = kind.native and kind or kind.second and kind.second.native and kind.second
+  if native then core.optim_check(native.name, options) end
+end
+
+-- The kind that steps what `whole` does not: it must be able to step pieces.
+local function second_of(kind)
+  local name = kind.second or "adamw"
+  local second = kinds.by_name[name]
+  if not second then
+    core.raise(("optim.define: kind '%s': second = '%s', and there is no such kind")
+      :format(kind.name, name))
+  end
+  if not second.elementwise then
+    core.raise(("optim.define: kind '%s': second = '%s', which is not elementwise: vectors may be \z
+      sharded as well"):format(kind.name, name))
+  end
+  return second
+end
+
+local function check_whole(kind)
+  argument("optim.define", "whole", kind.whole, "table?")
+  argument("optim.define", "second", kind.second, "string?")
+  if not kind.whole then
+    if kind.second == nil then return end
+    core.raise(("optim.define: kind '%s' has a second kind, for what `whole` does not step, and \z
+      no `whole`"):format(kind.name))
+  end
+  if type(kind.whole.update) ~= "function"
+      or kind.whole.before ~= nil and type(kind.whole.before) ~= "function" then
+    core.raise(("optim.define: kind '%s': whole = { before = function?, update = function } is \z
+      expected"):format(kind.name))
+  end
+  if kind.step_param ~= nil or kind.elementwise ~= nil then
+    core.raise(("optim.define: kind '%s' has whole, so it has no step_param and no elementwise: \z
+      its second kind steps vectors"):format(kind.name))
+  end
 end
 
 --- Registers what optim.define was given, and returns the kind.
@@ -67,7 +102,8 @@ function kinds.add(kind)
   argument("optim.define", "base", kind.base, "string?")
   argument("optim.define", "defaults", kind.defaults, "table?")
   argument("optim.define", "elementwise", kind.elementwise, "boolean?")
-  if type(kind.step_param) ~= "function" then
+  check_whole(kind)
+  if not kind.whole and type(kind.step_param) ~= "function" then
     core.raise(("optim.define: kind '%s' has no function step_param"):format(kind.name))
   end
   local own = {
@@ -75,6 +111,13 @@ function kinds.add(kind)
     native = kind.native, elementwise = kind.native or kind.elementwise == true,
   }
   for name, value in pairs(common) do own.all_defaults[name] = value end
+  if kind.whole then
+    own.whole, own.second = kind.whole, second_of(kind)
+    own.all_defaults.whole = true
+    for name, value in pairs(own.second.all_defaults) do
+      if common[name] == nil then own.all_defaults[name] = value end
+    end
+  end
   for name, value in pairs(kind.defaults or {}) do own.all_defaults[name] = value end
   kinds.by_name[own.name] = own
   return own

@@ -91,11 +91,11 @@ local function refuse_shards(self, name)
     core.raise(("%s: option shard, and parameter '%s' is sharded by fsdp already: leave out \z
       the option"):format(self.kind.name, name))
   end
-  if not self.kind.elementwise then
+  if not self.kind.elementwise and not self.kind.whole then
     core.raise(("%s: parameter '%s' is sharded by fsdp, and this kind of optimizer needs whole \z
       parameters: use an elementwise kind (adamw), strategy = \"no_shard\", or ms.ddp; a kind \z
-      of optim.define that computes each number by itself says elementwise = true")
-      :format(self.kind.name, name))
+      of optim.define that computes each number by itself says elementwise = true, and one that \z
+      needs whole matrices has `whole`"):format(self.kind.name, name))
   end
 end
 
@@ -106,11 +106,16 @@ local function refuse_part(self, name)
     each number by itself says elementwise = true"):format(self.kind.name, name))
 end
 
-local function check_sharded(self, p, i)
+local function check_sharded(self, p, i, group)
   local entry, declared = ownership.sharded[p], ownership.declared[p]
-  if declared and declared.split and declared.split.group:size() > 1
-    and not self.kind.elementwise
-  then
+  local steps_parts = self.kind.elementwise
+    or self.kind.whole and (rawget(group, "whole") == false or #p:full_shape() ~= 2)
+  if declared and module.is_part(p) and not steps_parts then
+    core.raise(("%s: parameter '%s' is a part of a model (ms.nn.owned, shared) that fsdp has cut, \z
+      and this kind of optimizer needs whole matrices: use an elementwise kind (adamw) or ms.ddp")
+      :format(self.kind.name, p:name()))
+  end
+  if declared and declared.split and declared.split.group:size() > 1 and not steps_parts then
     refuse_part(self, p:name() ~= "" and p:name() or ("#%d"):format(i))
   end
   if not entry then return end
@@ -129,7 +134,7 @@ local function add_group(self, group)
     if not core.is_tensor(p) then
       core.raise(("parameter %d of the group is a %s, not a tensor"):format(i, type(p)))
     end
-    check_sharded(self, p, i)
+    check_sharded(self, p, i, group)
     if p:device() == "meta" then
       core.raise(("parameter '%s' is on \"meta\" and has no values to step: call materialize() of \z
         the model, or wrap it with ms.ddp or ms.fsdp, before its optimizer is made")

@@ -4,6 +4,7 @@ local named = require "moonshard.base.named"
 local module = require "moonshard.nn.module"
 local copied = require "moonshard.optim.copied"
 local layouts = require "moonshard.parallel.ddp.layouts"
+local matrices = require "moonshard.optim.matrices"
 local optimizers = require "moonshard.optim.optimizer"
 local overlap = require "moonshard.parallel.overlap"
 local part_states = require "moonshard.optim.part_states"
@@ -44,6 +45,7 @@ function Optimizer:state(options)
   for position, p in ipairs(self.order) do
     local slot, own = self.slots[p], {}
     for key, value in pairs(slot.state) do own[key] = value end
+    matrices.save(slot, own)
     own["#taken"], own["#draws"] = slot.taken, slot.draws
     if next(own) ~= nil and is_own(self, p) then
       local name = name_of(p, position)
@@ -67,7 +69,10 @@ function Optimizer:state(options)
     return named.table(saved)
   end
   local own = {}
-  for _, slot in pairs(self.slots) do for _, value in pairs(slot.state) do own[value] = true end end
+  for _, slot in pairs(self.slots) do
+    for _, value in pairs(slot.state) do own[value] = true end
+    for _, value in pairs(slot.owned or {}) do own[value] = true end
+  end
   saved.groups = module.copied(saved.groups)
   saved.parameters = module.copied(saved.parameters, function(t) return own[t] == true end)
   return named.table(saved)
@@ -101,33 +106,42 @@ local function problem_of(self, saved, foreign)
   if not fits then return why:match "load_state: (.*)" or why end
 end
 
+-- A copy of all of what a state gives for a tensor.
+local function whole_copy(value)
+  return core.no_grad(function()
+    if piece.is_source(value) then return assert(value:whole()):keep() end
+    if piece.is(value) then
+      return value.tensor:view(table.unpack(value.shape)):clone():keep()
+    end
+    return value:clone():keep()
+  end)
+end
+
 -- Sets the state of one parameter; item: of a sharded one. shared: keys of states of which each
 -- rank has the whole. take: of part_states.lua, where ranks have parts of one model.
 local function load_one(self, p, given, item, shared, take)
-  local slot, state = self.slots[p], {}
+  local slot, state, owned = self.slots[p], {}, nil
   if item and slot.place == nil then slot.place = place_of(self, p) or false end
   for saved_key, value in pairs(is_own(self, p) and given or {}) do
     local key = saved_key
     if take then key = part_states.key_of(p, saved_key) end
     if key == nil then goto continue end
-    if core.is_tensor(value) or piece.is(value) or piece.is_source(value) then
+    local owned_name = matrices.owned_name(key)
+    if owned_name then
+      owned = owned or {}
+      if matrices.is_owner(self, p) then owned[owned_name] = whole_copy(value) end
+    elseif core.is_tensor(value) or piece.is(value) or piece.is_source(value) then
       state[key] = item and not shared[key]
         and saved_pieces.take(item, key, value, slot.place or nil)
         or not item and take and take(p, value)
-        or core.no_grad(function()
-          if piece.is_source(value) then return assert(value:whole()):keep() end
-          if piece.is(value) then
-            return value.tensor:view(table.unpack(value.shape)):clone():keep()
-          end
-          return value:clone():keep()
-        end)
+        or whole_copy(value)
     elseif key ~= "#taken" and key ~= "#draws" then
       state[key] = value
     end
     ::continue::
   end
   slot.state, slot.taken, slot.draws, slot.early = state, given["#taken"], given["#draws"], nil
-  slot.version = nil
+  slot.version, slot.owned, slot.placed = nil, owned, nil
 end
 
 -- For checkpoints: f(source, first, count) for what load_state will read of a state of sources.

@@ -1,6 +1,8 @@
 -- States of optimizers whose parameters are sharded by fsdp: a state that is laid out as its
 -- parameter does (a momentum) is in pieces, others (a count of steps) are the same on all ranks.
 local core = require "moonshard.core"
+local matrices = require "moonshard.optim.matrices"
+local shard = require "moonshard.optim.shard"
 local module = require "moonshard.nn.module"
 local piece = require "moonshard.parallel.shard_piece"
 local sharded_state = require "moonshard.parallel.fsdp.state"
@@ -179,6 +181,28 @@ local function gather(item, told, state)
   return made
 end
 
+-- Owners' states of matrices: on each rank as pieces that are all of a tensor, or all of them on
+-- rank 0, of one copy of the model.
+local function add_owned(items, states, owned, kind)
+  local group, of = items[1].of.group, {}
+  for _, item in ipairs(items) do
+    -- Ranks agree on this in one order, whatever they own.
+    local saves = sharded_state.saves(item.of, item)
+    local found = item.tensor and owned[item.name]
+    if found and kind == "sharded" then
+      for key, value in pairs(found) do
+        found[key] = piece.new(value:detach():contiguous():view(-1), value:shape(), 0, saves)
+      end
+    end
+    if kind == "sharded" or saves then of[item.name] = found end
+  end
+  if kind == "full" then of = shard.gather_states(group, of) end
+  for name, found in pairs(of) do
+    states[name] = states[name] or {}
+    for key, value in pairs(found) do states[name][key] = value end
+  end
+end
+
 --- Changes the states of parameters of sharded models. kind "sharded": to pieces. "full": to whole
 --- tensors on rank 0; elsewhere nothing is left. All ranks call it.
 ---@param self ms.Optimizer
@@ -187,7 +211,7 @@ end
 ---@param kind "full"|"sharded"
 ---@return table<string, table>?
 function saved.change(self, models, states, kind)
-  local items = items_of(self, models)
+  local items, owned = items_of(self, models), self.kind.whole and matrices.split(states)
   local known = agree(items, states, self.kind.native)
   for _, item in ipairs(items) do
     local state = states[item.name]
@@ -208,6 +232,7 @@ function saved.change(self, models, states, kind)
       end
     end
   end
+  if owned then add_owned(items, states, owned, kind) end
   if kind == "full" and models[1].group:rank() ~= 0 then return nil end
   return states
 end
@@ -234,9 +259,12 @@ local function shared_keys(by_name, states)
   local shared = {}
   for name, state in pairs(states) do
     local item = by_name[name]
-    if item and piece.elements(item.shape) ~= 1 then
-      for key, value in pairs(state) do
-        if piece.is_tensor(value) and not is_whole_of(item, value) then shared[key] = true end
+    local tells = item and piece.elements(item.shape) ~= 1
+    for key, value in pairs(item and state or {}) do
+      if matrices.owned_name(key)
+        or tells and piece.is_tensor(value) and not is_whole_of(item, value)
+      then
+        shared[key] = true
       end
     end
   end
@@ -324,7 +352,8 @@ function saved.given(self, models, given, problem)
     for name, state in pairs(not text and values_given.parameters or {}) do
       local item = by_name[name]
       for key, value in pairs(item and not item.holder and state or {}) do
-        local is_all = piece.is(value) and not is_whole_of(item, value)
+        local is_all = piece.is(value)
+          and (matrices.owned_name(key) or not is_whole_of(item, value))
           and value.count == piece.elements(value.shape)
         if piece.is(value) and not is_all and (not is_whole_of(item, value)
             or value.first ~= item.first or value.count ~= item.count) then
@@ -362,7 +391,9 @@ function saved.each_source(self, models, given, f)
     local item, states = by_name[name], given.parameters or {}
     for key, value in pairs(states[name ~= "" and name or ("#%d"):format(i)] or {}) do
       local alike = item and piece.is_source(value) and is_whole_of(item, value)
-      if alike then f(value, item.first, item.count)
+      if matrices.owned_name(key) then
+        if matrices.is_owner(self, p) then f(value, 0, piece.elements(value:shape())) end
+      elseif alike then f(value, item.first, item.count)
       elseif piece.is_source(value) then f(value, 0, piece.elements(value:shape())) end
     end
   end

@@ -5,6 +5,7 @@ local options_of = require "moonshard.base.options"
 local check, argument = options_of.check, options_of.argument
 local join = require "moonshard.parallel.ddp.join"
 local log = require "moonshard.base.log"
+local module = require "moonshard.nn.module"
 local joined = require "moonshard.optim.sharded_join"
 local sharded_join = require "moonshard.parallel.fsdp.join"
 local layouts = require "moonshard.parallel.ddp.layouts"
@@ -13,6 +14,8 @@ local overlap = require "moonshard.parallel.overlap"
 local shard = require "moonshard.optim.shard"
 local unread = require "moonshard.parallel.overlap.unread"
 local parts = require "moonshard.nn.parts"
+local matrices = require "moonshard.optim.matrices"
+local undo = require "moonshard.optim.undo"
 
 ---@class ms.Optimizer
 local Optimizer = optimizers.class
@@ -60,31 +63,15 @@ local function keep_flag(self, only_if)
   return true
 end
 
--- The names of a state's tensors, sorted: work must not be enqueued in the order of `pairs`, which
--- differs between runs.
-local function tensor_names(state)
-  local names = {}
-  for name, value in pairs(state) do if core.is_tensor(value) then names[#names + 1] = name end end
-  table.sort(names, function(a, b) return tostring(a) < tostring(b) end)
-  return names
-end
-
 -- Kinds in Lua do not handle the flag. If the flag is false, the parameter and its state are
--- restored; a state tensor that this step adds is restored to the value with which it was added.
--- The kind gets a gradient of zeros then, so that no nan of the real gradient stays in its state.
+-- restored. The kind gets a gradient of zeros then, so that no nan of the real gradient stays in
+-- its state.
 local function step_if(kind, p, grad, slot, group, only_if)
-  local state, before, old = slot.state, p:clone(), {}
-  for _, name in ipairs(tensor_names(state)) do old[name] = state[name]:clone() end
-  setmetatable(state, { __newindex = function(_, name, value)
-    rawset(state, name, value)
-    if core.is_tensor(value) then old[name] = old[name] or value:clone() end
-  end })
+  local state, before = slot.state, p:clone()
+  local restore = undo.begin(state)
   kind.step_param(p, core.where(only_if, grad, grad:zeros_like()), state, group, slot.taken)
-  setmetatable(state, nil)
   p:copy_(core.where(only_if, p, before))
-  for _, name in ipairs(tensor_names(state)) do
-    state[name]:copy_(core.where(only_if, state[name], old[name]))
-  end
+  restore(only_if)
 end
 
 -- The f32 copy of a 16-bit parameter takes what others have written to the parameter since this
@@ -98,13 +85,20 @@ local function follow_writes(slot, p)
   end)
 end
 
-local function step_one(self, p, grad, group, only_if)
+local function check_scaled(self, p)
   refuse_scaled(self.kind.name, p, self.slots[p].position,
     "step with scaler:step(optimizer), or call scaler:unscale(optimizer) before")
-  local kind, slot = self.kind, self.slots[p]
+end
+
+local function step_one(self, p, grad, group, only_if)
+  check_scaled(self, p)
+  local kind, slot = self.kind.second or self.kind, self.slots[p]
   if not is_own(self, p) then
-    if not kind.native then slot.taken = (slot.taken or -1) + 1 end
+    if not kind.native or matrices.has(self, p) then slot.taken = (slot.taken or -1) + 1 end
     return
+  end
+  if matrices.has(self, p) then
+    return matrices.step(self, { { p = p, grad = grad, group = group } }, only_if)
   end
   if kind.native then
     -- Random numbers for rounding must not depend on the order in which parameters are stepped.
@@ -124,7 +118,7 @@ local function step_one(self, p, grad, group, only_if)
     if only_if then step_if(kind, p, grad, slot, group, only_if)
     else kind.step_param(p, grad, slot.state, group, slot.taken) end
   end)
-  for _, name in ipairs(tensor_names(slot.state)) do slot.state[name]:keep() end
+  for _, name in ipairs(undo.tensor_names(slot.state)) do slot.state[name]:keep() end
 end
 
 -- Whether the flag on the device prevented this step; **blocks** if the device has not reached the
@@ -302,8 +296,9 @@ end
 -- Steps all parameters. sent: for a rank without inputs left in a join, the settings that it
 -- received, and the gradients unless it has those of its shards.
 local function take_step(self, options, sent)
-  -- counted: slots of kinds in Lua that this step counts; a prevented step is subtracted later
-  local counted, late, now_stepped, any = {}, {}, {}, sent ~= nil
+  -- counted: slots of kinds in Lua that this step counts; a prevented step is subtracted later.
+  -- cut: matrices of which ranks have pieces, whose pieces travel together.
+  local counted, late, cut, consumed, now_stepped, any = {}, {}, {}, {}, {}, sent ~= nil
   if options.only_if then refuse_flag(self) end
   if not sent then parts.settle(self.order) end
   for i, group in ipairs(self.list) do
@@ -312,18 +307,24 @@ local function take_step(self, options, sent)
     local together <close> = open_batch() -- luacheck: ignore together
     for _, p in ipairs(group.params) do
       local slot, grad = self.slots[p], p:grad()
+      local is_cut = module.is_part(p) and matrices.has(self, p)
       if sent and sent.gradients then grad = sent.gradients[p] end
       if self.shard and p:requires_grad() and not slot.early and not slot.late then
         now_stepped[#now_stepped + 1] = p
       end
       if slot.late and grad then
         late[#late + 1] = { p = p, grad = grad, group = now, turn = slot.turn }
+      elseif grad and not slot.early and is_cut then
+        check_scaled(self, p)
+        cut[#cut + 1] = { p = p, grad = grad, group = now }
       elseif grad and not slot.early then
         step_one(self, p, grad, now, options.only_if)
       end
-      if grad and not self.kind.native then counted[#counted + 1] = slot end
+      if grad and (matrices.has(self, p) or not (self.kind.second or self.kind).native) then
+        counted[#counted + 1] = slot
+      end
       if grad and not slot.late and not options.keep_grads and not (sent and sent.gradients) then
-        core.consume_grad(p)
+        if not is_cut then core.consume_grad(p) else consumed[#consumed + 1] = p end
       end
       any = any or grad ~= nil or slot.early ~= nil
       slot.early = nil
@@ -334,6 +335,8 @@ local function take_step(self, options, sent)
     log.warn("%s: a step without any gradient changes nothing: does the loss depend on these \z
       parameters, and does backward come before the step?", self.kind.name)
   end
+  if #cut > 0 then matrices.step(self, cut, options.only_if) end
+  for _, p in ipairs(consumed) do core.consume_grad(p) end
   if #now_stepped > 0 then share(self, now_stepped) end
   if #late > 0 then step_late(self, late, options) end
   if options.only_if then
