@@ -163,6 +163,22 @@
 --- #adapt(ms.nn.Sequential(ms.nn.Linear(4, 4))):parameters() --> 4
 --- ```
 ---@field adapters fun(cfg: table): boolean, fun(net: ms.Module): ms.Module
+--- Groups for an optimizer of a kind with `whole` (ms.optim.define), as files for optimizer= make
+--- it. options.model: the model; options.recipe: the recipe's own optimizer, whose groups are kept:
+--- schedules, weight decay, lr of all that is no matrix. Each group becomes one of matrices, with
+--- own.lr, and one of other parameters with `whole = false`. Embeddings (wte, wpe, embed in the
+--- name) and heads (lm_head) are no matrices unless own.is_apart says otherwise. own.others_lr: of
+--- other parameters; the recipe's unless given, or 1e-3.
+--- ```lua
+--- local model = ms.nn.Sequential(ms.nn.Linear(4, 4), ms.nn.Linear(4, 2, { bias = false }))
+--- local recipe = ms.optim.adamw(model, { lr = 0.003 })
+--- local groups = ms.scripts.matrices({ model = model, recipe = recipe }, { lr = 0.02 })
+--- #groups --> 2
+--- groups[1].lr --> 0.02
+--- groups[2].lr --> 0.003
+--- groups[2].whole --> false
+--- ```
+---@field matrices fun(options: { model: ms.Module, recipe?: ms.Optimizer }, own?: { lr?: number, others_lr?: number, is_apart?: fun(p: ms.Parameter): boolean }): ms.ParamGroup[]
 --- How many different tokens a model needs, by two options of cfg: vocab, if it is above 0; with
 --- bytes 256; else the ids of the tokenizer of the set's shards (their NAME.json), the most of
 --- several; else `otherwise`.

@@ -14,6 +14,7 @@ local launch = require "moonshard.base.launch"
 local local_methods = require "moonshard.scripts.local_methods"
 local log = require "moonshard.base.log"
 local made_by = require "moonshard.scripts.made_by"
+local matrices = require "moonshard.scripts.matrices"
 local module = require "moonshard.nn.module"
 local plans = require "moonshard.parallel.overlap.plans"
 local prefetch = require "moonshard.parallel.fsdp.prefetch"
@@ -298,7 +299,7 @@ function scripts.apply(cfg, model, make, extra)
 end
 
 scripts.texts, scripts.tokenizer, scripts.default_text = texts, tokenizer, default_text
-scripts.vocab, scripts.adapters = vocab, adapters
+scripts.vocab, scripts.adapters, scripts.matrices = vocab, adapters, matrices.groups
 
 ---@param cfg { batch: integer, accumulate?: integer, global_batch?: integer }
 ---@return integer
