@@ -289,20 +289,27 @@ static int rotary(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_rotary, &attributes, false);
 }
 
-/* q:attention(k, v, { causal = true, scale =, positions =, window = }?); scale 0: the operator's
- * own. causal is true by default: leaving it out of a language model by mistake would give a loss
- * that is far too good, and no error. */
+/* q:attention(k, v, { causal = true, scale =, positions =, window =, offset =, lse = }?) -> o, or o
+ * and log_sum with lse; scale 0: the operator's own. causal is true by default: leaving it out of a
+ * language model by mistake would give a loss that is far too good, and no error. */
 static int attention(lua_State *L)
 {
-    static const char *const keys[] = { "causal", "scale", "positions", "window", NULL };
+    static const char *const keys[] = { "causal", "scale", "positions", "window",
+                                        "offset", "lse",   NULL };
+    /* Far from where places of queries and keys would overflow. */
+    const int64_t farthest = (int64_t)1 << 40;
     ms_lua_enter(L);
     ms_tensor *inputs[] = { ms_lua_tensor(L, 1), ms_lua_tensor(L, 2), ms_lua_tensor(L, 3), NULL };
     ms_lua_known_keys(L, 4, keys, "option of attention");
+    int64_t offset = ms_lua_field_integer(L, 4, "offset", INT64_MIN, -farthest, farthest);
     ms_attributes attributes = {
         .attention = { .scale = ms_lua_field_number(L, 4, "scale", 0),
                        .window = ms_lua_field_integer(L, 4, "window", 0, 1, INT64_MAX),
-                       .causal = ms_lua_field_boolean(L, 4, "causal", true) }
+                       .causal = ms_lua_field_boolean(L, 4, "causal", true),
+                       .offset = offset != INT64_MIN ? offset : 0,
+                       .shifted = offset != INT64_MIN }
     };
+    bool lse = ms_lua_field_boolean(L, 4, "lse", false);
     /* The table keeps the handle while the operator runs. */
     if (!lua_isnoneornil(L, 4) && lua_getfield(L, 4, "positions") != LUA_TNIL) {
         if (!ms_lua_is_tensor(L, -1))
@@ -311,6 +318,7 @@ static int attention(lua_State *L)
                                 luaL_typename(L, -1));
         inputs[3] = ms_lua_tensor(L, -1);
     }
+    if (lse) return ms_lua_apply_many(L, &ms_op_attention, &attributes, inputs, 4, 2);
     return ms_lua_apply(L, &ms_op_attention, &attributes, false, inputs, 4);
 }
 

@@ -7,8 +7,9 @@
  * probabilities again from it: P = exp(scale q k^T - log_sum).
  *
  * With D = sum of do * o over the width: dv = P^T do, dP = do v^T, dS = P * (dP - D), dq = scale dS
- * k, dk = scale dS^T q. Several query heads may share a head of keys and values (grouped queries,
- * Ainslie et al. 2023): dk and dv are then summed over them.
+ * k, dk = scale dS^T q. log_sum is a result as well, if the call asks for two: as dlog_sum/dS = P,
+ * its gradient is subtracted from D. Several query heads may share a head of keys and values
+ * (grouped queries, Ainslie et al. 2023): dk and dv are then summed over them.
  *
  * With positions, several documents are in one row, and the mask also hides the keys before the
  * document of a query. A window hides all but the last keys that a query sees. */
@@ -74,8 +75,8 @@ static ms_tensor *positions_of(const ms_op_call *call)
     return call->input_count > 3 ? call->inputs[3] : NULL;
 }
 
-/* positions i64 [b, t], of causal attention with as many keys as queries: with more keys it would
- * have to say which documents the earlier keys belong to. Their values are on the device, where the
+/* positions i64 [b, t], of causal attention with as many keys as queries: with another number of
+ * keys the call says where the queries are among them. Their values are on the device, where the
  * kernel checks them. */
 static ms_status positions_check(const ms_op_call *call)
 {
@@ -84,10 +85,11 @@ static ms_status positions_check(const ms_op_call *call)
     if (!call->attributes.attention.causal)
         return ms_op_refuse(call, "positions are of causal attention: leave them out, or "
                                   "causal = false");
-    if (k->shape[2] != q->shape[2])
+    if (k->shape[2] != q->shape[2] && !call->attributes.attention.shifted)
         return ms_op_refuse(call,
-                            "positions need as many keys as queries: text that continues from "
-                            "kept keys has none");
+                            "positions need as many keys as queries, or offset, the place of the "
+                            "first query among the keys; text that continues from kept keys has "
+                            "no positions");
     if (positions->dtype != MS_I64 || positions->dims != 2 || positions->shape[0] != q->shape[0]
         || positions->shape[1] != q->shape[2])
         return ms_op_refuse(call, "positions must be i64 [batch, time], here [%lld, %lld]",
@@ -95,8 +97,9 @@ static ms_status positions_check(const ms_op_call *call)
     return MS_OK;
 }
 
-/* q [b, h, t, d], k and v [b, g, s, d], h a multiple of g; causal: s >= t. With more keys than
- * queries the queries are the last ones, as when a text is continued from cached keys. */
+/* q [b, h, t, d], k and v [b, g, s, d], h a multiple of g; causal: s >= t, unless the call says
+ * where the queries are among the keys. Otherwise, with more keys than queries, the queries are the
+ * last ones, as when a text is continued from cached keys. */
 static ms_status attention_check(const ms_op_call *call, ms_dtype *dtype)
 {
     const ms_tensor *q = call->inputs[0], *k = call->inputs[1], *v = call->inputs[2];
@@ -119,9 +122,13 @@ static ms_status attention_check(const ms_op_call *call, ms_dtype *dtype)
         return ms_op_refuse(call, "the window cannot be negative");
     if (call->attributes.attention.window > 0 && !call->attributes.attention.causal)
         return ms_op_refuse(call, "a window is of causal attention");
-    if (call->attributes.attention.causal && k->shape[2] < q->shape[2])
-        return ms_op_refuse(call, "causal attention needs at least as many keys as queries: the "
-                                  "first queries would see nothing");
+    if (call->attributes.attention.shifted && !call->attributes.attention.causal)
+        return ms_op_refuse(call, "an offset is of causal attention");
+    if (call->attributes.attention.causal && k->shape[2] < q->shape[2]
+        && !call->attributes.attention.shifted)
+        return ms_op_refuse(call, "causal attention needs at least as many keys as queries, or "
+                                  "offset, the place of the first query among the keys: the first "
+                                  "queries would see nothing");
     return positions_check(call);
 }
 
@@ -141,34 +148,46 @@ static void fill_args(const ms_attributes *attributes, const ms_tensor *q, const
     args->width = q->shape[3];
     args->scale = attributes->attention.scale != 0.0 ? attributes->attention.scale
                                                      : 1.0 / sqrt((double)args->width);
-    /* A window that hides nothing costs nothing. */
+    args->shifted = attributes->attention.shifted;
+    args->offset = args->shifted ? attributes->attention.offset : args->keys - args->queries;
+    /* A window that hides nothing costs nothing: the last query's begins last. */
     int64_t window = attributes->attention.window;
-    args->window = window < args->keys ? window : 0;
+    args->window = window < args->offset + args->queries ? window : 0;
     args->dtype = (uint8_t)q->dtype;
     args->causal = attributes->attention.causal;
     args->fast = attributes->attention.fast;
 }
 
-/* FLOPs of `products` products of queries by keys by width, two for each multiply-add. Causal:
- * query i sees keys 0 .. s - t + i, so t (t - 1) / 2 pairs are masked and not counted. Kernels
- * leave out most of them; counted, they would make a causal model seem twice as fast as it is. With
- * a window of w, the first max(0, w - s + t) queries see all keys before them, the others w keys.
- * Where documents begin is not known on the host, so positions change nothing here: the number is
- * then an upper bound. */
+static int64_t between(int64_t x, int64_t low, int64_t high)
+{
+    return x < low ? low : x > high ? high : x;
+}
+
+/* The sum over queries i of places before first + i that have a key. */
+static double pairs_before(const ms_attention_args *args, int64_t first)
+{
+    /* Queries below `none` have no such place, those from `all` on have all keys. */
+    int64_t none = between(-first, 0, args->queries),
+            all = between(args->keys - first, none, args->queries);
+    return (double)(all - none) * ((double)first + 0.5 * (double)(none + all - 1))
+           + (double)(args->queries - all) * (double)args->keys;
+}
+
+/* FLOPs of `products` products of queries by keys by width, two for each multiply-add. Pairs that
+ * are masked are not counted. Kernels leave out most of them; counted, they would make a causal
+ * model seem twice as fast as it is. Where documents begin is not known on the host, so positions
+ * change nothing here: the number is then an upper bound. */
 static double flops_of(const ms_attention_args *args, double products)
 {
     double seen = (double)args->queries * (double)args->keys;
-    if (args->causal) seen -= 0.5 * (double)args->queries * (double)(args->queries - 1);
-    int64_t whole = args->window - (args->keys - args->queries), hiding = args->queries;
-    if (whole > 0) hiding -= whole;
-    /* Query t - 1 has s - w hidden keys, and each query before it one fewer. */
-    double hidden = (double)(args->keys - args->window);
-    if (args->window > 0) seen -= (double)hiding * (hidden - 0.5 * (double)(hiding - 1));
+    if (args->causal) seen = pairs_before(args, args->offset + 1);
+    if (args->window > 0) seen -= pairs_before(args, args->offset + 1 - args->window);
     return 2.0 * products * (double)args->batches * (double)args->heads * seen
            * (double)args->width;
 }
 
-/* saved: q, k, v, o, log_sum, which is made only if the call is recorded, and positions if given.
+/* saved: q, k, v, o, log_sum, which is made if the call is recorded or asks for it as its second
+ * result, and positions if given.
  * The gradients of a query's scores add up to zero only as far as o is exact: of 16 bits, up to its
  * rounding. Scores take no memory, so the peak of a step grows with the length of the text and not
  * with its square. */
@@ -187,7 +206,8 @@ static ms_status attention_forward(ms_op_call *call)
     if (!status && positions_of(call))
         status = ms_op_as_contiguous(engine, positions_of(call), &in[3]);
     if (!status) status = make_heads(engine, dtype, shape, &out);
-    if (!status && call->record) status = ms_tensor_new(engine, MS_F32, 3, shape, &log_sum);
+    if (!status && (call->record || call->output_count > 1))
+        status = ms_tensor_new(engine, MS_F32, 3, shape, &log_sum);
     if (!status && out->count > 0) {
         ms_attention_args args = { .out = heads_of(out),
                                    .log_sum = log_sum ? ms_tensor_data(log_sum) : NULL,
@@ -205,6 +225,7 @@ static ms_status attention_forward(ms_op_call *call)
     for (int i = 0; i < 6 && !status && call->record; i++)
         if (saved[i]) status = ms_op_save(call, saved[i]);
     for (int i = 0; i < 4; i++) ms_tensor_release(in[i]);
+    if (!status && call->output_count > 1) call->outputs[1] = ms_tensor_retain(log_sum);
     ms_tensor_release(log_sum);
     if (status) ms_tensor_release(out);
     else call->outputs[0] = out;
@@ -251,6 +272,21 @@ static ms_status make_gradients(ms_op_gradient *gradient, ms_tensor **results)
     return status;
 }
 
+/* The gradient of o, of the products' dtype; zeros where log_sum alone has one. */
+static ms_status result_gradient(const ms_op_gradient *gradient, ms_tensor **out)
+{
+    ms_engine *engine = gradient->engine;
+    ms_dtype dtype = gradient->saved[0]->dtype;
+    ms_attributes zero = { .scalar = { .value = 0.0 } };
+    ms_tensor *made = NULL;
+    if (gradient->gradients[0]) return with_rows(engine, gradient->gradients[0], dtype, out);
+    ms_status status = ms_tensor_new(engine, dtype, 4, gradient->outputs[0].shape, &made);
+    if (!status) status = ms_op_apply(engine, &ms_op_fill, &zero, true, &made, 1, out, 1);
+    /* In place, the result is another reference. */
+    ms_tensor_release(made);
+    return status;
+}
+
 /* One task computes all three gradients, as they share the probabilities; those that no part of
  * the backward needs are released. 5 products against 2 of forward: scores again, their gradients,
  * dv, dk and dq. */
@@ -258,27 +294,32 @@ static ms_status attention_backward(ms_op_gradient *gradient)
 {
     ms_engine *engine = gradient->engine;
     ms_tensor *const *saved = gradient->saved;
-    ms_tensor *g = NULL, *results[3] = { NULL },
+    ms_tensor *g = NULL, *of_sum = NULL, *results[3] = { NULL },
               *positions = gradient->saved_count > 5 ? saved[5] : NULL;
-    ms_status status = with_rows(engine, gradient->gradients[0], saved[0]->dtype, &g);
+    ms_status status = result_gradient(gradient, &g);
+    if (!status && gradient->output_count > 1 && gradient->gradients[1])
+        status = ms_op_as_contiguous(engine, gradient->gradients[1], &of_sum);
     if (!status) status = make_gradients(gradient, results);
     /* Without queries the task still runs: dk and dv are zeros then, which only the task writes. */
     if (!status && results[1]->count > 0) {
         ms_attention_args args = { .out = heads_of(saved[3]),
                                    .log_sum = ms_tensor_data(saved[4]),
+                                   .dlog_sum = of_sum ? ms_tensor_data(of_sum) : NULL,
                                    .positions = positions ? ms_tensor_data(positions) : NULL,
                                    .dout = heads_of(g),
                                    .dq = heads_of(results[0]),
                                    .dk = heads_of(results[1]),
                                    .dv = heads_of(results[2]) };
         fill_args(&gradient->attributes, saved[0], saved[1], saved[2], &args);
-        ms_tensor *reads[] = { saved[0], saved[1], saved[2], saved[3], saved[4], g, positions };
+        ms_tensor *reads[] = { saved[0], saved[1], saved[2],  saved[3],
+                               saved[4], g,        positions, of_sum };
         ms_task_cost cost = { .flops = flops_of(&args, 5.0),
                               .bytes = 4 * ms_tensor_bytes(g) + 4 * ms_tensor_bytes(results[1]) };
         status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_attention_backward),
-                                   &args, reads, 7, results, 3, cost);
+                                   &args, reads, 8, results, 3, cost);
     }
     ms_tensor_release(g);
+    ms_tensor_release(of_sum);
     for (int i = 0; i < 3; i++) {
         /* Inputs that autocast has cast get gradients of their own dtype. */
         if (!status && ms_op_wants(gradient, (uint32_t)i))

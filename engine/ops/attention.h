@@ -15,23 +15,27 @@ typedef struct ms_heads {
     int64_t batch, head, time;
 } ms_heads;
 
-/* Query head h looks at key and value head h / (heads / groups). Causal: query i sees keys 0 ..
- * keys - queries + i. With positions there are as many keys as queries, and query i sees keys i -
- * positions[i] .. i; the kernels refuse positions outside of 0 .. i. With a window, only if causal,
- * a query sees the last `window` of these keys. There is at least one key. log_sum is what backward
- * computes the probabilities from. */
+/* Query head h looks at key and value head h / (heads / groups). Causal: query i is at place offset
+ * + i among the keys, and sees those up to this place. With positions it sees keys from offset + i
+ * - positions[i] on; the kernels refuse positions outside of 0 .. i, or, if shifted, below 0. With
+ * a window, only if causal, a query sees the last `window` places up to its own. Places below 0 and
+ * from `keys` on have no key. There is at least one key. log_sum is what backward computes the
+ * probabilities from. A query that sees no key has the result 0, log_sum -infinity, and no
+ * gradient. */
 typedef struct ms_attention_args {
     ms_heads q, k, v, out;
     ms_heads dout, dq, dk, dv; /* backward */
     /* [batch, heads, queries]: logarithm of the sum of exponentials of the scaled scores; or
      * NULL */
     float *log_sum;
+    const float *dlog_sum;    /* backward: the gradient of log_sum; NULL: none */
     const int64_t *positions; /* [batch, queries]; NULL: not given. Only if causal. */
     int64_t batches, heads, groups, queries, keys, width;
     int64_t window; /* 0: none */
+    int64_t offset; /* keys - queries unless shifted */
     double scale;
     uint8_t dtype; /* of all tensors */
-    bool causal;
+    bool causal, shifted;
     bool fast; /* backward need not repeat its bits */
 } ms_attention_args;
 

@@ -840,6 +840,55 @@ describe("linear algebra and layers", function()
       q:attention(k, v, { positions = options.positions + 1 })
       ms.synchronize()
     end, "the position of query 0 of row 0 is 1", "within 0 .. 0")
+    fails(function()
+      q:attention(k, v, { positions = options.positions - 1, offset = 0 })
+      ms.synchronize()
+    end, "the position of query 0 of row 0 is -1", "cannot be below 0")
+  end)
+
+  it("attention over parts of the keys, joined by their lse, is that over all", function()
+    local function leaf(seed)
+      return ms.randn({ 2, 4, 9, 8, seed = seed }):requires_grad_()
+    end
+    for _, causal in ipairs { true, false } do
+      local whole, parts = { leaf(1), leaf(2), leaf(3) }, { leaf(1), leaf(2), leaf(3) }
+      local up = ms.randn { 2, 4, 9, 8, seed = 4 }
+      local expected, all = whole[1]:attention(whole[2], whole[3], { causal = causal, lse = true })
+      expected:mul(up):sum():add(all:square():sum()):backward()
+
+      -- Keys 0 .. 3, and 4 .. 8, of which the first queries see none.
+      local outs, sums = {}, {}
+      for i, cut in ipairs { { 0, 4 }, { 4, 5 } } do
+        outs[i], sums[i] = parts[1]:attention(parts[2]:narrow(3, cut[1] + 1, cut[2]),
+          parts[3]:narrow(3, cut[1] + 1, cut[2]),
+          { causal = causal, offset = causal and -cut[1] or nil, lse = true })
+      end
+      if causal then
+        assert.equal(-math.huge, sums[2]:max():item() and sums[2]:narrow(3, 1, 4):max():item())
+        assert.equal(0, outs[2]:narrow(3, 1, 4):abs():max():item())
+      end
+      local top = sums[1]:detach():maximum(sums[2]:detach())
+      local sum = ((sums[1] - top):exp() + (sums[2] - top):exp()):log() + top
+      local joined = outs[1] * (sums[1] - sum):exp():unsqueeze(4)
+        + outs[2] * (sums[2] - sum):exp():unsqueeze(4)
+      near(expected, joined, 1e-5)
+      near(all, sum, 1e-5)
+      joined:mul(up):sum():add(sum:square():sum()):backward()
+      for i = 1, 3 do near(whole[i]:grad(), parts[i]:grad(), 1e-4) end
+    end
+  end)
+
+  it("attention's lse alone has a gradient", function()
+    local q = ms.randn({ 1, 1, 3, 4, seed = 1 }):requires_grad_()
+    local k = ms.randn { 1, 1, 5, 4, seed = 2 }
+    local _, lse = q:attention(k, k, { causal = false, lse = true })
+    lse:sum():backward()
+    local own = q:detach():clone():requires_grad_()
+    local scores = own:matmul(k:t()) / 2
+    scores:exp():sum(4):log():sum():backward()
+    near(own:grad(), q:grad(), 1e-5)
+    fails(function() q:attention(k, k, { causal = false, offset = 1 }) end, "offset is of causal")
+    fails(function() q:attention(k, k, { lse = 1 }) end, "lse must be a boolean")
   end)
 end)
 

@@ -4,7 +4,8 @@
 
 #include "reference.h"
 
-/* positions, if given: the fourth input. */
+/* positions, if given: the fourth input. With two results the second is the logarithm of the sum of
+ * exponentials. */
 static inline void attention_reference(const check *c)
 {
     const double *positions = c->ins > 3 ? c->in[3].values : NULL;
@@ -16,10 +17,14 @@ static inline void attention_reference(const check *c)
            *p = malloc((size_t)keys * sizeof *p);
     for (int64_t row = 0; row < batches * heads * queries; row++) {
         int64_t i = row % queries, head = row / queries % heads, batch = row / queries / heads,
-                seen = c->attributes.attention.causal ? keys - queries + i + 1 : keys,
-                begin = positions ? i - (int64_t)positions[batch * queries + i] : 0,
+                offset = c->attributes.attention.shifted ? c->attributes.attention.offset
+                                                         : keys - queries,
+                seen = c->attributes.attention.causal ? offset + i + 1 : keys,
+                begin = positions ? offset + i - (int64_t)positions[batch * queries + i] : 0,
                 window = c->attributes.attention.window;
         if (window > 0 && seen - window > begin) begin = seen - window;
+        if (begin < 0) begin = 0;
+        if (seen > keys) seen = keys;
         const double *x = q->values + row * width,
                      *ks = k->values + (batch * groups + head * groups / heads) * keys * width,
                      *vs = v->values + (batch * groups + head * groups / heads) * keys * width;
@@ -33,8 +38,18 @@ static inline void attention_reference(const check *c)
         memset(out, 0, (size_t)width * sizeof *out);
         for (int64_t j = begin; j < seen; j++)
             for (int64_t d = 0; d < width; d++) out[d] += p[j] / total * vs[j * width + d];
+        if (c->outs > 1) c->out[1].values[row] = most + log(total);
     }
     free(p);
+}
+
+/* Gives a check the second result. */
+static inline void with_log_sum(check *c)
+{
+    const operand *q = &c->in[0];
+    c->outs = 2;
+    c->out[1] =
+        (operand){ .dtype = MS_F32, .dims = 3, .shape = { q->shape[0], q->shape[1], q->shape[2] } };
 }
 
 typedef struct sizes {

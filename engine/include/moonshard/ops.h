@@ -166,10 +166,14 @@ extern "C" {
     \
     /* attention.c */ \
     /* q [b, h, t, d], k and v [b, g, s, d], h a multiple of g, positions i64 [b, t] or absent; \
-     * attention; query i sees keys 0 .. s - t + i if causal. With positions, only if causal and s \
-     * = t, it sees keys i - positions[i] .. i: documents that are one after the other in a row do \
-     * not see each other. A position outside of 0 .. i is an error of the task. With a window, \
-     * only if causal, it sees the last `window` of these keys. */ \
+     * attention [b, h, t, d], and, if two results are asked for, log_sum f32 [b, h, t], the \
+     * logarithm of the sum of exponentials of the scores. Causal: query i has place offset + i \
+     * among the keys, and sees those up to it; offset is s - t unless the call has its own. With \
+     * positions, only if causal, and if s = t or the call has an offset, it sees the places from \
+     * its own less positions[i] on: documents that are one after the other in a row do not see \
+     * each other. A position outside of 0 .. i, with an offset one below 0, is an error of the \
+     * task. With a window, only if causal, it sees the last `window` places. A query that sees \
+     * no key has the result 0, log_sum -infinity, and no gradient. */ \
     O(attention) \
     O(rotary)          /* x [b, h, t, d]; rotary; pairs (j, j + d/2), see ms_rotary_scaling */ \
     \

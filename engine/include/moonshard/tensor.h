@@ -214,12 +214,13 @@ typedef union ms_attributes {
         int64_t ignore_index, chunk;
         int32_t reduction;
     } loss;
-    /* scale 0: 1/sqrt(width); window: the last keys that a query sees, 0 for all; fast: see
+    /* scale 0: 1/sqrt(width); window: the last keys that a query sees, 0 for all; offset, if
+     * shifted: the place of the first query among the keys; fast: see
      * ms_engine_set_fast_attention */
     struct {
         double scale;
-        int64_t window;
-        bool causal, fast;
+        int64_t window, offset;
+        bool causal, fast, shifted;
     } attention;
     struct {
         int64_t first;

@@ -10,10 +10,10 @@
  * computes which tile never shows in the result.
  *
  * A kernel of another device may block the work in another way. It must take tensors by their
- * strides, write log_sum as [batch, heads, queries], see in causal attention keys up to keys -
- * queries + i for query i, with positions from i - positions[i] on, with a window the last ones of
- * them, refuse positions outside of 0 .. i before it follows them, keep its scratch from growing
- * with queries times keys, and add dk and dv in an order that does not depend on timing. */
+ * strides, write log_sum as [batch, heads, queries], see in causal attention the keys that
+ * ms_attention_args says, refuse wrong positions before it follows them, keep its scratch from
+ * growing with queries times keys, and add dk and dv in an order that does not depend on
+ * timing. */
 #include "ops/cpu/attention.h"
 
 #include <math.h>
@@ -105,7 +105,7 @@ static void unpack(const job *j, const float *from, int64_t count, const float *
 /* ------------------------------------------------------------------- blocks */
 
 /* Queries first .. first + count - 1 of one head of one batch; count is at most LANES. The first
- * key that a query sees is within earliest .. latest, both 0 without positions and window. */
+ * place that a query sees is within earliest .. latest, both 0 without positions and window. */
 typedef struct queries {
     int64_t batch, head, first, count, earliest, latest;
 } queries;
@@ -113,11 +113,14 @@ typedef struct queries {
 /* Whether some query does not see the first key. */
 static bool is_cut(const ms_attention_args *a) { return a->positions != NULL || a->window > 0; }
 
-/* The first key that a query sees: where its document or its window begins, which is later. */
+/* The first key that a query may see: where its document or its window begins, which is later. The
+ * document may begin before the keys, and the window after them. */
 static int64_t begin_of(const ms_attention_args *a, int64_t batch, int64_t query)
 {
-    int64_t begin = a->positions != NULL ? query - a->positions[batch * a->queries + query] : 0,
-            window = a->window > 0 ? a->keys - a->queries + query + 1 - a->window : 0;
+    int64_t place = a->offset + query,
+            begin = a->positions != NULL ? place - a->positions[batch * a->queries + query] : 0,
+            window = a->window > 0 ? place + 1 - a->window : 0;
+    if (begin < 0) begin = 0;
     return window > begin ? window : begin;
 }
 
@@ -137,11 +140,12 @@ static queries queries_at(const ms_attention_args *a, int64_t batch, int64_t hea
     return q;
 }
 
-/* How many keys the queries before `end` see. With causal attention the last query sees all keys,
- * so an earlier one sees as many fewer as it is before the end. */
+/* How many keys the queries before `end` see, of those from the first on. */
 static int64_t keys_for(const ms_attention_args *a, int64_t end)
 {
-    return a->causal ? a->keys - a->queries + end : a->keys;
+    if (!a->causal) return a->keys;
+    int64_t places = a->offset + end;
+    return places < 0 ? 0 : least(places, a->keys);
 }
 /* The last query of the block sees the most keys. */
 static int64_t keys_seen(const job *j, const queries *q)
@@ -174,13 +178,17 @@ static bool part_at(const job *j, const queries *q, int64_t key, int64_t begin, 
                     float *first, ms_score_block *part)
 {
     const ms_attention_args *a = j->args;
-    int64_t rows = least(KEY_BLOCK, keys_seen(j, q) - key), seen = keys_for(a, q->first + 1) - key;
+    /* How many the first query sees; each later one sees one more. */
+    int64_t rows = least(KEY_BLOCK, keys_seen(j, q) - key),
+            seen = (a->causal ? a->offset + q->first + 1 : a->keys) - key;
     if (begin >= rows) return false;
     bool cut = a->causal && (seen < rows || key < q->latest);
     /* Queries before this one see nothing of the part. */
     int64_t hidden = cut && begin >= seen ? begin - seen + 1 : 0;
+    int64_t keys = cut ? least(KEY_PART, rows - begin) : rows;
     *part = (ms_score_block){ .scores = scores + begin * LANES,
-                              .rows = padded(cut ? least(KEY_PART, rows - begin) : rows, 4),
+                              .rows = padded(keys, 4),
+                              .keys = keys,
                               .begin = hidden / 16 * 16,
                               .end = padded(q->count, 16),
                               .seen = seen - begin,
@@ -390,7 +398,7 @@ static void single_tile(void *context, uint32_t index, ms_thread *thread)
     const ms_dtype dtype = (ms_dtype)a->dtype;
     int64_t head = index % a->heads, batch = index / a->heads,
             group = head / (a->heads / a->groups), begin = begin_of(a, batch, 0),
-            keys = a->keys - begin, all = padded(keys, 16);
+            end = keys_for(a, 1), keys = end > begin ? end - begin : 0, all = padded(keys, 16);
     float *room = ms_thread_scratch(thread, 0, (size_t)(all + 2 * j->wide) * sizeof *room);
     if (room == NULL) {
         atomic_store(&j->no_memory, true);
@@ -405,8 +413,9 @@ static void single_tile(void *context, uint32_t index, ms_thread *thread)
     float most, total = kernels->weigh(all, (float)a->scale, scores, &most);
     kernels->sum_rows(dtype, keys, a->width, address(j, &a->v, batch, group, begin), a->v.time,
                       scores, out);
-    if (a->log_sum != NULL) a->log_sum[batch * a->heads + head] = most + logf(total);
-    float inverse = 1.0f / total;
+    if (a->log_sum != NULL)
+        a->log_sum[batch * a->heads + head] = keys > 0 ? most + logf(total) : -INFINITY;
+    float inverse = keys > 0 ? 1.0f / total : 0.0f;
     unpack(j, out, 1, &inverse, &a->out, batch, head, 0);
 }
 
@@ -493,22 +502,37 @@ static void backward_part(const job *j, const ms_score_block *part, const group_
     add_to_columns(j, part, g->k_steps + in_units(j, begin) * j->wide, units.d_steps, r->dq);
 }
 
-/* offset = dot(dout, out) per query is the sum over keys of p * dp, which the softmax's gradient
- * subtracts. Unused lanes get zeros in log_sum and offset; their queries and gradients are packed
- * as zeros, so they add nothing. dq of the block is complete after its last key, since no other
- * tile adds to it. */
-static void backward_block(const job *j, const queries *q, const group_room *g, const query_room *r)
+/* What the softmax's gradient subtracts, in r->offset: dot(dout, out) per query, the sum over keys
+ * of p * dp, less the gradient of log_sum. Queries that see no key have no gradient, and unused
+ * lanes neither: they get zeros. */
+static void subtract_offsets(const job *j, const queries *q, const query_room *r)
 {
     const ms_attention_args *a = j->args;
-    const float *log_sum = a->log_sum + (q->batch * a->heads + q->head) * a->queries + q->first;
-    ms_score_block part;
-    float begins[LANES];
+    int64_t row = (q->batch * a->heads + q->head) * a->queries + q->first;
     memset(r->log_sum, 0, LANES * sizeof(float));
     memset(r->offset, 0, LANES * sizeof(float));
-    memcpy(r->log_sum, log_sum, (size_t)q->count * sizeof(float));
     j->kernels->row_dots((ms_dtype)a->dtype, (ms_dtype)a->dtype, q->count, a->width,
                          address(j, &a->dout, q->batch, q->head, q->first), a->dout.time,
                          address(j, &a->out, q->batch, q->head, q->first), a->out.time, r->offset);
+    for (int64_t i = 0; i < q->count; i++) {
+        float log_sum = a->log_sum[row + i];
+        if (log_sum == -INFINITY) {
+            r->offset[i] = 0.0f;
+            continue;
+        }
+        r->log_sum[i] = log_sum;
+        if (a->dlog_sum != NULL) r->offset[i] -= a->dlog_sum[row + i];
+    }
+}
+
+/* Packed queries and gradients of unused lanes are zeros, so they add nothing. dq of the block is
+ * complete after its last key, since no other tile adds to it. */
+static void backward_block(const job *j, const queries *q, const group_room *g, const query_room *r)
+{
+    const ms_attention_args *a = j->args;
+    ms_score_block part;
+    float begins[LANES];
+    subtract_offsets(j, q, r);
     pack_queries(j, q, &a->q, r->rows, r->q_columns, r->q_steps);
     pack_queries(j, q, &a->dout, r->rows, r->g_columns, r->g_steps);
     memset(r->dq, 0, (size_t)(LANES * j->wide) * sizeof *r->dq);
@@ -553,18 +577,25 @@ static void backward_tile(void *context, uint32_t index, ms_thread *thread)
 
 /* -------------------------------------------------------------------- tasks */
 
-/* Whether all positions are within 0 .. the index of their query; if not, the task has its error.
- * In backward, too, as the positions may have been written since forward. The walks over keys trust
- * them. */
+/* Whether all positions are within 0 .. the index of their query, or, where queries are shifted, 0
+ * or more; if not, the task has its error. In backward, too, as the positions may have been written
+ * since forward. The walks over keys trust them. */
 static bool check_positions(ms_run *run, const ms_attention_args *a)
 {
     for (int64_t i = 0; a->positions != NULL && i < a->batches * a->queries; i++) {
-        if (a->positions[i] >= 0 && a->positions[i] <= i % a->queries) continue;
-        ms_run_fail(run, MS_ERROR_ARGUMENT,
-                    "attention: the position of query %lld of row %lld is %lld; it counts the "
-                    "queries before it in its document, so it must be within 0 .. %lld",
-                    (long long)(i % a->queries), (long long)(i / a->queries),
-                    (long long)a->positions[i], (long long)(i % a->queries));
+        int64_t position = a->positions[i], query = i % a->queries;
+        if (position >= 0 && (a->shifted || position <= query)) continue;
+        if (position < 0)
+            ms_run_fail(run, MS_ERROR_ARGUMENT,
+                        "attention: the position of query %lld of row %lld is %lld; it counts the "
+                        "queries before it in its document, so it cannot be below 0",
+                        (long long)query, (long long)(i / a->queries), (long long)position);
+        else
+            ms_run_fail(run, MS_ERROR_ARGUMENT,
+                        "attention: the position of query %lld of row %lld is %lld; it counts the "
+                        "queries before it in its document, so it must be within 0 .. %lld",
+                        (long long)query, (long long)(i / a->queries), (long long)position,
+                        (long long)query);
         return false;
     }
     return true;

@@ -26,12 +26,13 @@ typedef struct ms_unit_product {
     bool accumulate;
 } ms_unit_product;
 
-/* Scores of `rows` keys (a multiple of 4), lanes begin .. end - 1 (multiples of 16). Lane q sees
- * key i if i < seen + q * step and i >= first[q]. A lane may see none of them. */
+/* Scores of `rows` keys (a multiple of 4), of which the first `keys` are there, lanes begin .. end
+ * - 1 (multiples of 16). Lane q sees key i if i < keys, i < seen + q * step and i >= first[q]. A
+ * lane may see none of them. */
 typedef struct ms_score_block {
     float *scores;      /* [rows, 64] */
     const float *first; /* [64], whole numbers within 0 .. rows; NULL: all 0 */
-    int64_t rows, begin, end, seen, step;
+    int64_t rows, keys, begin, end, seen, step;
     float scale;
 } ms_score_block;
 
@@ -72,7 +73,7 @@ typedef struct ms_attention_kernels {
      * themselves, unless pairs), and are added to total[64]; 0 where most is -infinity. */
     void (*exponentials)(bool pairs, const ms_score_block *block, const float *most, float *total,
                          float *steps);
-    /* log_sum = most + log(total); total becomes its inverse. */
+    /* log_sum = most + log(total); total becomes its inverse. -infinity and 0 where total is 0. */
     void (*finish)(const float *most, float *total, float *log_sum);
     /* p = exp(scale * score - log_sum), d = p * (change - offset) * scale, per lane, in the forms
      * of `units` (in place unless pairs). */

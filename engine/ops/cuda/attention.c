@@ -40,11 +40,14 @@ static void check_positions(ms_cuda_work *work, ms_cuda_attention_call *call)
 
 static void explain(const ms_cuda_fault *fault, char *message, size_t bytes)
 {
+    char limit[32] = "";
+    bool is_below = fault->values[2] < 0;
+    if (!is_below) snprintf(limit, sizeof limit, "%lld", (long long)fault->values[0]);
     snprintf(message, bytes,
              "attention: the position of query %lld of row %lld is %lld; it counts the queries "
-             "before it in its document, so it must be within 0 .. %lld",
+             "before it in its document, so it %s%s",
              (long long)fault->values[0], (long long)fault->values[1], (long long)fault->values[2],
-             (long long)fault->values[0]);
+             is_below ? "cannot be below 0" : "must be within 0 .. ", limit);
 }
 
 /* One block for each tile of 64 `rows` of each of `heads` heads, and for each part of the columns.

@@ -170,22 +170,27 @@ MS_DEVICE void write_tile(const ms_attention_args &a, const ms_heads &h, uint8_t
 
 /* ---------------------------------------------------------------------- masks */
 
-/* The first key that a query sees. A position that is refused counts as the greatest. */
+MS_DEVICE bool is_wrong(const ms_attention_args &a, int64_t query, int64_t position)
+{
+    return position < 0 || (!a.shifted && position > query);
+}
+/* The first key that a query may see. A position that is refused counts as the greatest. */
 MS_DEVICE int64_t begin_of(const ms_attention_args &a, int64_t batch, int64_t query)
 {
-    int64_t begin = 0;
+    int64_t begin = 0, place = a.offset + query;
     if (query >= a.queries) return 0;
     if (a.positions != NULL) {
         int64_t position = a.positions[batch * a.queries + query];
-        begin = position < 0 || position > query ? 0 : query - position;
+        begin = is_wrong(a, query, position) || position > place ? 0 : place - position;
     }
-    int64_t window = a.window > 0 ? a.keys - a.queries + query + 1 - a.window : 0;
+    int64_t window = a.window > 0 ? place + 1 - a.window : 0;
     return window > begin ? window : begin;
 }
 /* A query sees the keys before this one. */
 MS_DEVICE int64_t end_of(const ms_attention_args &a, int64_t query)
 {
-    int64_t end = a.causal ? a.keys - a.queries + query + 1 : a.keys;
+    int64_t end = a.causal ? a.offset + query + 1 : a.keys;
+    if (end < 0) end = 0;
     return end < a.keys ? end : a.keys;
 }
 
@@ -203,13 +208,14 @@ MS_DEVICE int64_t earliest_of(const ms_attention_args &a, int64_t batch, int64_t
                          earlier());
 }
 
-/* Notes positions outside of 0 .. the index of their query. */
+/* Notes positions outside of 0 .. the index of their query, or, where queries are shifted, below
+ * 0. */
 MS_KERNEL_FREE(attention_positions, ms_cuda_attention_call, 256)
 {
     const ms_attention_args &a = args.a;
     for (int64_t i = GRID_FIRST; i < a.batches * a.queries; i += GRID_STEP) {
         int64_t query = i % a.queries, position = a.positions[i];
-        if (position < 0 || position > query)
+        if (is_wrong(a, query, position))
             ms_note_fault(args.fault, i, query, i / a.queries, position);
     }
 }
@@ -263,6 +269,13 @@ MS_DEVICE void extend(const ms_attention_args &a, int64_t query, const int64_t b
     }
 }
 
+/* Of a query that has seen no key, the result is 0. */
+MS_DEVICE float inverse_of(float total) { return total == 0.0f ? 0.0f : 1.0f / total; }
+MS_DEVICE float log_sum_of(float most, float total)
+{
+    return total == 0.0f ? -ms_infinity() : most + logf(total);
+}
+
 /* Divides by the totals. Blocks of the first part write the logarithms. */
 template <int columns>
 MS_DEVICE void finish(const ms_attention_args &a, int64_t head, int64_t query, int64_t column,
@@ -270,11 +283,11 @@ MS_DEVICE void finish(const ms_attention_args &a, int64_t head, int64_t query, i
 {
     MS_UNROLL for (int i = 0; i < 4; i++)
     {
-        float inverse = 1.0f / total[i];
+        float inverse = inverse_of(total[i]);
         MS_UNROLL for (int c = 0; c < columns / TILE; c++) MS_UNROLL for (int m = 0; m < 4; m++)
             out[c][i][m] *= inverse;
         if (a.log_sum != NULL && column == 0 && THREAD_X % 16 == 0 && query + i < a.queries)
-            a.log_sum[head * a.queries + query + i] = most[i] + logf(total[i]);
+            a.log_sum[head * a.queries + query + i] = log_sum_of(most[i], total[i]);
     }
 }
 
@@ -361,9 +374,10 @@ MS_DEVICE void walk_keys(const ms_attention_args &a, int64_t batch, int64_t head
     MS_UNROLL for (int i = 0; i < 8; i++) out[i] = 0.0f;
     *most = -ms_infinity();
     *total = 0.0f;
-    for (int64_t first = begin_of(a, batch, 0); first < a.keys; first += groups) {
+    int64_t end = end_of(a, 0);
+    for (int64_t first = begin_of(a, batch, 0); first < end; first += groups) {
         int64_t key = first + THREAD_X / lanes;
-        bool there = key < a.keys;
+        bool there = key < end;
         float score = 0.0f;
         ms_get8(k + key * a.k.time * item, column, there ? a.width : 0, a.dtype, x);
         MS_UNROLL for (int i = 0; i < 8; i++) score += query[i] * x[i];
@@ -403,15 +417,16 @@ MS_KERNEL_PAIRED(attention_one, ms_cuda_attention_call, 256)
         if (THREAD_X < a.width) result += factors[g] * parts[g * lanes * 8 + THREAD_X];
     }
     if (THREAD_X < a.width) {
-        result *= 1.0f / sum;
+        result *= inverse_of(sum);
         ms_write_float(a.out.data, offset_in(a.out, batch, head, 0) + THREAD_X, a.dtype, result);
     }
-    if (THREAD_X == 0 && a.log_sum != NULL) a.log_sum[BLOCK_X] = top + logf(sum);
+    if (THREAD_X == 0 && a.log_sum != NULL) a.log_sum[BLOCK_X] = log_sum_of(top, sum);
 }
 
 /* ------------------------------------------------------------------- backward */
 
-/* offset = the dot product of dout and out for each query: a warp has one. */
+/* offset = the dot product of dout and out for each query, less the gradient of log_sum: a warp has
+ * one. A query that sees no key has none. */
 MS_KERNEL(attention_offsets, ms_cuda_attention_call, 256)
 {
     const ms_attention_args &a = args.a;
@@ -427,7 +442,9 @@ MS_KERNEL(attention_offsets, ms_cuda_attention_call, 256)
         for (int64_t i = LANE; i < a.width; i += MS_WARP)
             sum += ms_read_float(g, i, a.dtype) * ms_read_float(out, i, a.dtype);
         sum = ms_warp_join(sum, ms_plus());
-        if (LANE == 0) args.offset[row] = sum;
+        if (LANE != 0) continue;
+        if (a.dlog_sum != NULL) sum -= a.dlog_sum[row];
+        args.offset[row] = a.log_sum[row] == -ms_infinity() ? 0.0f : sum;
     }
 }
 
@@ -526,7 +543,7 @@ template <int columns> MS_DEVICE void keys_back(const ms_cuda_attention_call &ar
     const ms_attention_args &a = args.a;
     const place p = place_of(args, a.groups, columns, false);
     const room r = room_of(shared);
-    int64_t each = a.heads / a.groups, before = a.causal ? p.first - (a.keys - a.queries) : 0;
+    int64_t each = a.heads / a.groups, before = a.causal ? p.first - a.offset : 0;
     float dk[columns / TILE][4][4], dv[columns / TILE][4][4];
     MS_UNROLL for (int i = 0; i < columns / 4; i++)
     {

@@ -3,8 +3,9 @@
  *
  * cuDNN gets calls of bf16 or f16. There must be two queries at least. The width must be a multiple
  * of 8, up to 256, and rows must be aligned to 16 bytes. Our own kernels take everything else: f32,
- * calls with positions or a window, one query, shapes that cuDNN refuses, and all calls where there
- * is no cuDNN. Each task is counted by its way (ms_attention_counts), and traces name the way.
+ * calls with positions, a window or an offset of the queries, one query, a gradient of log_sum,
+ * shapes that cuDNN refuses, and all calls where there is no cuDNN. Each task is counted by its way
+ * (ms_attention_counts), and traces name the way.
  *
  * Backward is a graph whose sums have a fixed order. It keeps the gradients of all scores in its
  * workspace, 16 bits each. So a call that needs more than 1 GiB is cut into parts, over batches
@@ -187,7 +188,8 @@ static void list_sides(call *c, bool backward)
 static bool is_for_cudnn(const call *c)
 {
     const ms_attention_args *a = c->args;
-    if (a->positions || a->window || !is_narrow(a->dtype)) return false;
+    if (a->positions || a->window || a->dlog_sum || !is_narrow(a->dtype)) return false;
+    if (a->causal && a->offset != a->keys - a->queries) return false;
     if (a->width % 8 != 0 || a->width > WIDTH_MOST || a->queries < 2 || a->queries > INT32_MAX
         || a->keys > INT32_MAX || a->batches * a->heads > INT32_MAX)
         return false;

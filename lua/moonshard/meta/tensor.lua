@@ -635,14 +635,16 @@
 --- ```
 ---@field rotary fun(self, first?: integer, base?: number, scaling?: ms.RotaryScaling): ms.Tensor
 -- matrices
---- self: queries [batch, heads, time, width]. key and value: [batch, key heads, positions, width];
---- the number of heads must be a multiple of the number of key heads. causal: true unless given;
---- scale: 1 / sqrt(width) unless given. positions: i64 [batch, time], the place of each token in
---- its document, from 0; token i (from 0) sees tokens i - positions[i] .. i of its row. They need
---- causal attention and as many keys as queries, and each is within 0 .. i: another value is an
---- error of the task, which a later call reports. window: a token sees only the last `window` of
---- these tokens, itself among them (sliding window), and no time is spent on the others; it needs
---- causal attention.
+--- self: queries [batch, heads, time, width]. key and value: [batch, key heads, keys, width]; heads
+--- are a multiple of key heads. scale: 1 / sqrt(width) unless given. causal: true unless given:
+--- query i (from 0) sees keys 0 .. offset + i; offset: keys - time unless given, so that the last
+--- query sees all keys; below 0 the first ones see none. window: only the last `window` of these.
+--- positions: i64 [batch, time], the place of each token in its document: query i sees keys from
+--- offset + i - positions[i] on; each is within 0 .. i, or 0 or more with an offset; another value
+--- is an error of the task. lse = true: a second result, f32 [batch, heads, time]: the logarithm of
+--- the sum of the exponentials of the scores. Attention over several parts of the keys is the sum of
+--- their results times (lse - logsumexp of all lse):exp(). A query that sees no key has the result
+--- 0, lse -inf, and no gradient.
 --- ```lua
 --- local x = ms.ones { 1, 2, 3, 4 }
 --- x:attention(x, x):shape() --> { 1, 2, 3, 4 }
@@ -652,8 +654,9 @@
 --- local two_documents = ms.tensor({ { 0, 0, 1 } }, "i64")
 --- q:attention(q, v, { positions = two_documents }):view(3):to_table() --> { 1.0, 3.0, 4.0 }
 --- q:attention(q, v, { window = 2 }):view(3):to_table() --> { 1.0, 2.0, 4.0 }
+--- q:attention(q, v, { offset = -1 }):view(3):to_table() --> { 0.0, 1.0, 2.0 }
 --- ```
----@field attention fun(self, key: ms.Tensor, value: ms.Tensor, options?: { causal?: boolean, scale?: number, positions?: ms.Tensor, window?: integer }): ms.Tensor
+---@field attention fun(self, key: ms.Tensor, value: ms.Tensor, options?: { causal?: boolean, scale?: number, positions?: ms.Tensor, window?: integer, offset?: integer, lse?: boolean }): ms.Tensor, ms.Tensor?
 -- layers, losses
 --- As PyTorch's: self [images, channels, rows, columns] and weight [outputs, channels / groups,
 --- kernel rows, kernel columns] give [images, outputs, (rows + 2 * padding - span) // stride + 1,

@@ -228,6 +228,85 @@ static void test_attention_of_windows_in_documents(void **state)
     }
 }
 
+/* Queries that begin at any place among the keys: before them, so that the first ones, or all, see
+ * nothing; among them; after them, so that all see all keys. Blocks are cut anywhere, also where
+ * keys end within a vector. With windows and with documents, which may begin before the keys. */
+static check shifted(ms_dtype dtype, sizes s, int64_t offset, int layout)
+{
+    check c = attention_of(dtype, s, layout);
+    c.attributes.attention.shifted = true;
+    c.attributes.attention.offset = offset;
+    return c;
+}
+
+static void test_attention_of_shifted_queries(void **state)
+{
+    (void)state;
+    const int64_t offsets[] = { -300, -70, -64, -9, -1, 0, 1, 3, 30, 63, 64, 130, 400 };
+    for (size_t i = 0; i < sizeof offsets / sizeof *offsets; i++) {
+        if (ranges_are_short() && i % 3 != 1) continue;
+        const sizes cases[] = { { 1, 2, 1, 70, 70, 16, true },
+                                { 2, 2, 2, 9, 5, 8, true },
+                                { 1, 2, 1, 1, 67, 24, true },
+                                { 1, 1, 1, 130, 67, 17, true },
+                                { 1, 2, 1, 20, 139, 16, true } };
+        for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+            /* One query that sees one key: all gradients of scores are 0, up to rounding. */
+            if (cases[k].queries == 1 && offsets[i] == 0) continue;
+            ms_dtype dtype = (i + k) % 4 == 1 ? MS_BF16 : (i + k) % 4 == 3 ? MS_F16 : MS_F32;
+            check c = shifted(dtype, cases[k], offsets[i], (int)(i + k) % 3);
+            run_check(&c);
+            /* Of a query that sees nothing, the second result is -infinity. */
+            c = shifted(MS_F32, cases[k], offsets[i], (int)(i + k) % 3);
+            with_log_sum(&c);
+            if (offsets[i] >= 0) run_check(&c);
+            c = shifted(MS_F32, cases[k], offsets[i], PLAIN);
+            c.attributes.attention.window = 2 + (int64_t)(7 * i + 20 * k) % 90;
+            run_check(&c);
+        }
+    }
+}
+
+static void test_attention_of_shifted_documents(void **state)
+{
+    (void)state;
+    enum { TIME = 100 };
+    const int64_t offsets[] = { -40, 0, 25, 200 };
+    uint64_t numbers = 3;
+    for (size_t i = 0; i < sizeof offsets / sizeof *offsets; i++) {
+        double *positions = malloc(TIME * sizeof *positions);
+        for (int k = 0; k < TIME; k++) positions[k] = floor((draw(&numbers) + 1.0) * 70.0);
+        check c = shifted(i == 1 ? MS_BF16 : MS_F32, (sizes){ 1, 2, 1, TIME, 90, 16, true },
+                          offsets[i], PLAIN);
+        c.ins = 4;
+        c.in[3] =
+            (operand){ .dtype = MS_I64, .dims = 2, .shape = { 1, TIME }, .values = positions };
+        run_check(&c);
+        free(positions);
+    }
+}
+
+/* The second result and its gradient, of every kernel: of one query, of f32 and of 16 bits. */
+static void test_attention_with_log_sum(void **state)
+{
+    (void)state;
+    const sizes cases[] = { { 2, 4, 2, 5, 5, 8, true },
+                            { 1, 2, 1, 1, 33, 17, true },
+                            { 1, 2, 1, 70, 131, 24, false },
+                            { 1, 1, 1, 65, 257, 16, true },
+                            { 1, 2, 2, 130, 130, 64, true } };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        if (ranges_are_short() && cases[i].keys > 200) continue;
+        for (int dtype = 0; dtype < 3; dtype++) {
+            if (!ranges_are_long() && dtype > 0 && i % 2 == 0) continue;
+            check c =
+                attention_of((ms_dtype[]){ MS_F32, MS_BF16, MS_F16 }[dtype], cases[i], (int)i % 3);
+            with_log_sum(&c);
+            run_check(&c);
+        }
+    }
+}
+
 /* A window of all keys has the bits of none; that of one key gives the value itself. */
 static void test_attention_of_least_and_greatest_windows(void **state)
 {
@@ -738,6 +817,9 @@ int main(void)
         cmocka_unit_test(test_attention_of_any_positions),
         cmocka_unit_test(test_attention_of_windows),
         cmocka_unit_test(test_attention_of_windows_in_documents),
+        cmocka_unit_test(test_attention_of_shifted_queries),
+        cmocka_unit_test(test_attention_of_shifted_documents),
+        cmocka_unit_test(test_attention_with_log_sum),
         cmocka_unit_test(test_attention_of_least_and_greatest_windows),
         cmocka_unit_test(test_attention_of_single_tokens),
         cmocka_unit_test(test_attention_of_whole_rows),

@@ -267,13 +267,13 @@ MS_VECTOR const float *row_at(const ms_score_block *b, int64_t row)
 }
 
 /* A mask of the lanes from q on that do not see this key: lane q sees key row if row < seen + q *
- * step, and if its document has begun. The comparisons are in f32, exact for the small numbers of a
- * block. */
+ * step, and if its document has begun. No lane sees a row that is padded. The comparisons are in
+ * f32, exact for the small numbers of a block. */
 MS_VECTOR ms_vi hidden(const ms_score_block *b, int64_t row, int64_t q)
 {
     float step = (float)b->step;
-    ms_vi later =
-        ~ms_v_less(ms_v_splat((float)(row - b->seen)), (ms_v_lane_numbers() + (float)q) * step);
+    float before = row < b->keys ? (float)(row - b->seen) : INFINITY;
+    ms_vi later = ~ms_v_less(ms_v_splat(before), (ms_v_lane_numbers() + (float)q) * step);
     if (b->first == NULL) return later;
     return later | ms_v_less(ms_v_splat((float)row), ms_v_load(b->first + q));
 }
@@ -291,7 +291,7 @@ MS_VECTOR clear clear_rows(const ms_score_block *b, int64_t q)
     for (int i = 0; b->first != NULL && i < MS_LANES; i++)
         first = b->first[q + i] > first ? b->first[q + i] : first;
     int64_t begin = (int64_t)first, end = b->seen + q * b->step;
-    if (end > b->rows) end = b->rows;
+    if (end > b->keys) end = b->keys;
     return (clear){ begin, end < begin ? begin : end };
 }
 
@@ -391,9 +391,13 @@ static void exponentials(bool pairs, const ms_score_block *b, const float *most,
 static void finish(const float *most, float *total, float *log_sum)
 {
     for (int64_t q = 0; q < MS_QUERY_LANES; q += MS_LANES) {
-        ms_vf sum = ms_v_load(total + q);
-        ms_v_store(log_sum + q, ms_v_load(most + q) + ms_v_log(sum));
-        ms_v_store(total + q, 1.0f / sum);
+        ms_vf sum = ms_v_load(total + q), zero = ms_v_splat(0.0f);
+        /* A lane that has seen a key has a sum of 1 or more, or NaN. */
+        ms_vi none = ms_v_less(sum, ms_v_splat(0.5f));
+        ms_vf known = ms_v_select(none, ms_v_splat(1.0f), sum);
+        ms_v_store(log_sum + q,
+                   ms_v_select(none, ms_v_splat(LEAST), ms_v_load(most + q) + ms_v_log(known)));
+        ms_v_store(total + q, ms_v_select(none, zero, 1.0f / known));
     }
 }
 
