@@ -15,6 +15,7 @@ local SMALL <const> = "data=text length=24 batch=8 lr=5e-4 warmup=1 model.width=
 local OPTIONS <const> = {
   ["parallel/tensor"] = SMALL .. "dtype=f32 model.layers=2 every.eval=2 ",
   ["parallel/pipeline"] = SMALL .. "model.layers=5 ",
+  ["parallel/context"] = SMALL .. "dtype=f32 model.layers=2 every.eval=2 ",
   gpt_bytes = SMALL .. "dtype=f32 model.layers=2 every.eval=2 every.sample=0 ",
 }
 
@@ -155,6 +156,71 @@ describe("recipes/parallel/tensor.lua", function()
       assert.equal(1, code)
       assert.is_truthy(err:find(message, 1, true), err)
     end
+  end)
+end)
+
+describe("recipes/parallel/context.lua", function()
+  local recipe <const> = "parallel/context"
+  local whole
+  setup(function() whole = train(recipe, "1", "context=1") end)
+
+  it("trains the model of gpt_bytes", function()
+    falls(whole)
+    same(train("gpt_bytes", "1", ""), whole, "gpt_bytes")
+  end)
+
+  it("gives losses, norms and tensors of one rank in every way", function()
+    for _, how in ipairs {
+      { "2", "context=2" }, { "2 --thread-ranks", "context=2 how=ring" },
+      { "3 --thread-ranks", "context=3 how=ring zigzag=true" },
+      { "3 --thread-ranks", "context=3 how=ulysses" },
+      { "4 --thread-ranks", "context=4 zigzag=true recompute=true" },
+      { "4 --thread-ranks", "context=2 how=ring" }, { "4 --thread-ranks", "context=2 how=ulysses" },
+    } do
+      local own = train(recipe, how[1], how[2])
+      same(whole, own, how[2])
+      opens(own, true)
+    end
+  end)
+
+  it("keeps to documents", function()
+    local packed = train(recipe, "1", "context=1 packed=true")
+    for _, how in ipairs {
+      { "2 --thread-ranks", "how=ring" }, { "4 --thread-ranks", "how=ring zigzag=true" },
+      { "3 --thread-ranks", "zigzag=true" }, { "4 --thread-ranks", "how=ulysses" },
+    } do
+      local own = train(recipe, how[1], "packed=true " .. how[2])
+      same(packed, own, how[2])
+      assert.is_true(math.abs(own.lines[1][1] - whole.lines[1][1]) > 1e-4, "nothing has changed")
+    end
+  end)
+
+  it("runs in 16 bits and with dropout", function()
+    for _, how in ipairs { "how=ring dtype=bf16 dropout=0.1", "zigzag=true dtype=f16",
+      "how=ulysses dtype=bf16 recompute=true" } do
+      falls(train(recipe, "2 --thread-ranks", how))
+    end
+  end)
+
+  it("goes on bit for bit, and on other ranks", function()
+    local one = train(recipe, "2 --thread-ranks", "how=ring every.save=3 resume=auto")
+    local again = resume(recipe, "2 --thread-ranks", "how=ring every.save=3 resume=auto", one)
+    equal_bits(one, again)
+    same(whole, resume(recipe, "4 --thread-ranks", "zigzag=true every.save=3 resume=auto", one),
+      "four ranks")
+  end)
+
+  it("refuses what cannot be cut", function()
+    local function fails(options, text)
+      local code, _, err = command.run(folder, ("run '%s/recipes/parallel/context.lua' -n 4 \z
+        --thread-ranks steps=1 %s %s"):format(command.source, OPTIONS[recipe], options))
+      assert.equal(1, code)
+      assert.truthy(err:find(text, 1, true), err)
+    end
+    fails("length=30", "length=30 cannot be cut into 4 equal pieces")
+    fails("length=28 zigzag=true", "into 8 equal pieces")
+    fails("how=ulysses zigzag=true", "equal work already")
+    fails("how=ulysses model.heads=6 model.width=48", "4 ranks do not divide 6 heads")
   end)
 end)
 

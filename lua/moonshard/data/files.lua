@@ -1,5 +1,8 @@
--- The files that data sets and loaders were read from: what is trained on is no validation.
-local data_files = {}
+-- What is known of data sets and loaders beside their samples: the files that they were read from,
+-- since what is trained on is no validation, and how many ranks share a loader's batches.
+local data_files = {
+  ranks = setmetatable({}, { __mode = "k" }),               -- by loader
+}
 
 -- A data set or loader -> the paths of its files: one list for all parts of a data set.
 local files = setmetatable({}, { __mode = "k" })

@@ -193,6 +193,7 @@ function Dataset:loader(options)
   own.ranks = group and group:size() or ms.world_size()
   local loader = core.loader(self, own)
   data_files.inherit(loader, self)
+  data_files.ranks[loader] = own.ranks
   return loader
 end
 

@@ -1,6 +1,7 @@
 -- ms.train: the training loop: step lines, metrics, validation, samples, checkpoints, stopping,
 -- resuming.
 local core = require "moonshard.core"
+local data_files = require "moonshard.data.files"
 require "moonshard.parallel.group"                -- methods of the world
 local launch = require "moonshard.base.launch"
 local log = require "moonshard.base.log"
@@ -239,7 +240,8 @@ local function forward_backward(self)
     end
     -- The number of targets in a step: tokens of a text, or samples.
     if not self.report.tokens and core.is_tensor(y) then
-      self.report.tokens = y:numel() * o.accumulate * self.data_ranks
+      local ranks = data_files.ranks[o.data] or self.data_ranks
+      self.report.tokens = y:numel() * o.accumulate * ranks
     end
     local loss, _, weight = pass(self, x, y, positions, false)
     loss = step_weights:of(i, loss, weight)

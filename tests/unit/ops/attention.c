@@ -244,7 +244,6 @@ static void test_attention_of_shifted_queries(void **state)
     (void)state;
     const int64_t offsets[] = { -300, -70, -64, -9, -1, 0, 1, 3, 30, 63, 64, 130, 400 };
     for (size_t i = 0; i < sizeof offsets / sizeof *offsets; i++) {
-        if (ranges_are_short() && i % 3 != 1) continue;
         const sizes cases[] = { { 1, 2, 1, 70, 70, 16, true },
                                 { 2, 2, 2, 9, 5, 8, true },
                                 { 1, 2, 1, 1, 67, 24, true },
@@ -253,6 +252,8 @@ static void test_attention_of_shifted_queries(void **state)
         for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
             /* One query that sees one key: all gradients of scores are 0, up to rounding. */
             if (cases[k].queries == 1 && offsets[i] == 0) continue;
+            /* In quick ranges each offset comes with some of the sizes. */
+            if (!ranges_are_long() && (i + k) % 3 != 0) continue;
             ms_dtype dtype = (i + k) % 4 == 1 ? MS_BF16 : (i + k) % 4 == 3 ? MS_F16 : MS_F32;
             check c = shifted(dtype, cases[k], offsets[i], (int)(i + k) % 3);
             run_check(&c);
