@@ -107,8 +107,9 @@
 --- prefetch strategy, what ms.prefetch gives; the file of a gather, a table with before_gather,
 --- after_gather or both, or a function(options) that does. The file of local= returns a
 --- function(options), which gets the model as options.model, and gives a table with
---- after_step(step), and with state() and load_state(t) if it has something to save: `ms.train`
---- calls the first after each step and saves the rest. local=diloco is recipes/hooks/diloco.lua.
+--- after_step(step, optimizer), and with state() and load_state(t) if it has something to save:
+--- `ms.train` calls the first after each step and saves the rest. local=diloco is
+--- recipes/hooks/diloco.lua.
 ---@class ms.scripts
 --- Adds the seven options to those of ms.config, and returns the table.
 --- ```lua

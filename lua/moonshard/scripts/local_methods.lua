@@ -1,6 +1,6 @@
 -- Files for local=: methods with which each rank trains weights of its own, and meets the others
 -- now and then. A file returns a function of options, among them the model, that gives a table with
--- after_step(step), and with state() and load_state(t) where it has something to save.
+-- after_step(step, optimizer), and with state() and load_state(t) where it has something to save.
 local core = require "moonshard.core"
 local launch = require "moonshard.base.launch"
 local ownership = require "moonshard.base.ownership"
@@ -22,7 +22,7 @@ function local_methods.from(path, options)
     local method = type(make) == "function" and make(given)
     if type(method) ~= "table" or type(method.after_step) ~= "function" then
       core.raise(("'%s' is no method: a function(options) that gives a table with \z
-        after_step(step) is expected (a link is for hook=)"):format(path))
+        after_step(step, optimizer) is expected (a link is for hook=)"):format(path))
     end
     return method
   end

@@ -516,7 +516,7 @@ local function run_step(self, step)
     if #self.unjudged > 2 then judge(self, table.remove(self.unjudged, 1)) end
   end
   local method = ownership.methods[o.model]
-  if method then method.after_step(step) end
+  if method then method.after_step(step, o.optimizer) end
   if self.ema then self.ema:step() end
   if o.after_step then o.after_step(step) end
   length.after(self, step)

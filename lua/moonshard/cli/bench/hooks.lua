@@ -108,7 +108,7 @@ local function measure_local(way, parsed, median)
     if step == warm then core.comm_record(true) end
     model(x):cross_entropy(x):backward()
     optimizer:step()
-    method.after_step(step)
+    method.after_step(step, optimizer)
     if step >= warm - 1 then
       ms.synchronize()
       local now = core.clock_ms()
