@@ -54,7 +54,10 @@ describe("local=", function()
   it("goes on bit for bit after a resume", function()
     for _, method in ipairs {
       "diloco local.period=4", "slowmo local.period=4", "local_sgd local.period=4",
-      "streaming_diloco local.period=4 local.delay=2 local.pieces=2",
+      "streaming_diloco local.period=4 local.delay=2 local.pieces=2", "sparta local.fraction=0.3",
+      "noloco local.period=4", "eager_diloco local.period=4",
+      "sparseloco local.period=4 local.k=256",
+      "des_loc local.period=2 local.first=3 local.second=4",
     } do
       local options = ("-n 2 local=%s steps=10 every.save=5 "):format(method)
       local name = method:match "%S+"
@@ -95,5 +98,6 @@ describe("local=", function()
     fails("local.period=3", "local.period is given, but no local=")
     fails("local=random_k local.fraction=0.5", "is no method", "a link is for hook=")
     fails("local=streaming_diloco local.period=4", "delay must be below period")
+    fails("local=noloco local.period=0", "noloco: period must be a positive integer")
   end)
 end)
