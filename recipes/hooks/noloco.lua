@@ -47,8 +47,9 @@ return function(options)
     if not partner then return end
     ms.no_grad(function()
       local own, label = ms.cat { anchor, weights - anchor }, "noloco " .. round
-      group:send(own, partner, { label = label })
+      local sent = group:send(own, partner, { label = label })
       local other = group:recv(own:empty_like(), partner, { label = label }):value()
+      sent:value()                                                  -- its memory ends with the step
       local mean = (own + other) / 2
       momentum:mul_(rates.alpha):add_(mean:narrow(1, n + 1, n), rates.beta)
       momentum:add_(mean:narrow(1, 1, n) - anchor, rates.gamma)

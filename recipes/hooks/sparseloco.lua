@@ -32,7 +32,7 @@ return function(options)
   function sparseloco.after_step(step)
     if (step + 1) % period ~= 0 then return end
     ms.no_grad(function()
-      whole(residual:mul_(beta)):add_(anchor - weights)
+      whole(residual:mul_(beta)):add_((anchor - weights):to "f32")
       local _, positions = residual:abs():topk(k, 2)
       local codes, lost = codec:encode(residual:gather(2, positions), { error = true })
       residual:scatter_(2, positions, lost)
@@ -41,7 +41,7 @@ return function(options)
       local function by_rows(t) return t:view(ranks, rows, k):transpose(1, 2):reshape(rows, -1) end
       local values = by_rows(codec:decode(sent[1]:value(), k))
       local sum = residual:zeros_like():scatter_add_(2, by_rows(sent[2]:value():to "i64"), values)
-      anchor:sub_(whole(sum), lr / ranks)
+      anchor:sub_(whole(sum):to(anchor:dtype()), lr / ranks)
       weights:copy_(anchor)
     end)
   end

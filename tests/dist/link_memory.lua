@@ -94,17 +94,24 @@ local outer = {
     return recipe "local_sgd" { model = model, periods = { { 5, ms.world_size() } } }
   end,
   slowmo = function(model) return recipe "slowmo" { model = model, period = 5 } end,
+  sparta = function(model) return recipe "sparta" { model = model } end,
+  noloco = function(model) return recipe "noloco" { model = model, period = 5 } end,
+  eager_diloco = function(model) return recipe "eager_diloco" { model = model, period = 5 } end,
+  sparseloco = function(model) return recipe "sparseloco" { model = model, period = 5 } end,
+  des_loc = function(model)
+    return recipe "des_loc" { model = model, period = 5, first = 5, second = 5 }
+  end,
 }
 
 local function layers() return nn.Sequential(nn.Linear(32, 48), nn.Linear(48, 16)) end
 
 local function growth(net, after)
-  local optimizer = optim.sgd(net, { lr = 0.01 })
+  local optimizer = optim.sgd(net, { lr = 0.01, momentum = after and 0.9 or 0 })
   local x, live = ms.randn { 8, 32, seed = 1 }, {}
   for step in ms.steps(40) do
     net(x):mul(1):sum():backward()
     optimizer:step()
-    if after then after.after_step(step) end
+    if after then after.after_step(step, optimizer) end
     live[step + 1] = ms.memory().live
   end
   return live[40] - live[20]
@@ -127,7 +134,7 @@ for _, name in ipairs { "gathers", "returns" } do
   }))
   if ms.rank() == 0 then print("fsdp " .. name, grew) end
 end
-for _, name in ipairs { "diloco", "local_sgd", "slowmo", "streaming_diloco" } do
+for name in ms.sorted_pairs(outer) do
   local model = layers()
   local grew = growth(model, outer[name](model))
   if ms.rank() == 0 then print("recipes/" .. name, grew) end

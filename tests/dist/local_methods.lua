@@ -374,6 +374,42 @@ function exact.muon()
   assert(others > 5)
 end
 
+function exact.sixteen_bits()
+  for _, dtype in ipairs { "bf16", "f16" } do
+    for name in ms.sorted_pairs(methods) do
+      local model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4)):to(dtype)
+      local method, optimizer = methods[name](model, 2, 4)
+      optimizer = optimizer or adamw(model, 4)
+      for step in ms.steps(4) do
+        model(ms.randn { 8, 16, seed = 10 * step + rank, dtype = dtype }):square():mean():backward()
+        optimizer:step()
+        method.after_step(step, optimizer)
+      end
+      for _, p in ipairs(model:parameters()) do
+        assert(p:dtype() == dtype and p:is_finite():all():item(), name)
+        if name == "muloco" or name == "sparseloco" or name == "des_loc" then
+          assert(alike(p:to "f32"), name)
+        end
+      end
+    end
+  end
+  -- Muon keeps what 16 bits cannot: many small steps add up as they do in f32.
+  local ends = {}
+  for i, dtype in ipairs { "f32", "bf16" } do
+    local model = nn.Linear(4, 4, { bias = false })
+    ms.no_grad(function() model.weight:fill_(1) end)
+    model = model:to(dtype)
+    local optimizer = muon(model, { lr = 1e-4 })
+    for _ in ms.steps(400) do
+      model.weight:set_grad(ms.ones { 4, 4, dtype = dtype })
+      optimizer:step()
+    end
+    ends[i] = model.weight:detach():to "f32":keep()
+  end
+  assert((1 - ends[1]):min():item() > 8e-3)
+  near(ends[1], ends[2], 4e-3, "in bf16")
+end
+
 function exact.refusals()
   local function refuses(name, options, text)
     options.model = nn.Linear(2, 2)
