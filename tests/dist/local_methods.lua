@@ -130,9 +130,9 @@ function Point:init(n) self.w = nn.Parameter(ms.zeros { n }) end
 
 local function change(model, by) ms.no_grad(function() model.w:add_(by) end) end
 
--- Whether all ranks have the same values of a tensor.
-local function alike(t)
-  local all = world:all_gather(t:detach():reshape(1, -1)):value()
+-- Whether all ranks, or those of a group, have the same values of a tensor.
+local function alike(t, group)
+  local all = (group or world):all_gather(t:detach():reshape(1, -1)):value()
   return all:eq(all:narrow(1, 1, 1)):all():item()
 end
 
@@ -181,7 +181,7 @@ function exact.sparta()
   end
   local sum = 0
   for _, count in ipairs(counts) do
-    assert(count >= 5 and count <= 45, count)
+    assert(count >= 5 and count <= 45, tostring(count))
     sum = sum + count
   end
   assert(sum == 6 * 400)
@@ -211,9 +211,10 @@ function exact.noloco_pairs()
   end
   -- An even number of ranks has no rank without a partner; of an odd number each sits out as often.
   local often = size % 2 == 0 and 300 / (size - 1) or 300 / size
-  assert(size % 2 == 0 and out == 0 or math.abs(out - often) < 0.3 * often, out)
+  assert(size % 2 == 0 and out == 0 or math.abs(out - often) < 0.3 * often, tostring(out))
   for other = 0, size - 1 do
-    assert(other == rank or math.abs(met[other] - often) <= 0.3 * often, met[other])
+    local count = met[other] or 0
+    assert(other == rank or math.abs(count - often) <= 0.3 * often, tostring(count))
   end
 end
 
@@ -338,7 +339,7 @@ function exact.muon()
     optimizer:step()
     local step = (before - model.weight:detach()) / math.max(1, rows / columns) ^ 0.5
     local size_of = (step * direction):sum():item() / math.min(rows, columns)
-    assert(size_of > 0.6 and size_of < 1.3, size_of)
+    assert(size_of > 0.6 and size_of < 1.3, tostring(size_of))
     near(direction * size_of, step, 1e-4, "the direction")
   end
   -- What is no matrix is stepped as the recipe's AdamW does, with its schedule.
@@ -372,6 +373,25 @@ function exact.muon()
     end
   end
   assert(others > 5)
+end
+
+-- Ranks of a group meet, and no others.
+function exact.groups()
+  if size ~= 4 then return end
+  local group = world:levels(2)
+  for name, options in ms.sorted_pairs {
+    sparta = { fraction = 1 }, sparseloco = { period = 1 },
+    noloco = { period = 1, alpha = 0, beta = 1, gamma = 0 },
+    des_loc = { period = 1, first = 2, second = 2 },
+  } do
+    local model = Point(20)
+    options.model, options.group = model, group
+    local method = recipe(name)(options)
+    change(model, ms.randn { 20, seed = rank })
+    assert(not alike(model.w, group))
+    method.after_step(0, optim.adamw(model))
+    assert(alike(model.w, group) and not alike(model.w), name)
+  end
 end
 
 function exact.sixteen_bits()
