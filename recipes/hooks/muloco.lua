@@ -3,8 +3,7 @@
 -- not wrapped. Returns two functions: local(model) gives the method, whose after_step(step) is
 -- called once in each step and which is saved with the checkpoint; optimizer(model, recipe) gives
 -- the optimizer; recipe: the one that the training recipe would take, which may be nil. Options: of
--- diloco.lua, with period 30; muon_lr 0.02, muon_momentum 0.95, others_lr, matrices: of
--- ../optim/muon.lua.
+-- diloco.lua, with period 30; muon_lr 0.02, muon_momentum 0.95, others_lr: of ../optim/muon.lua.
 local here = debug.getinfo(1, "S").source:match "^@(.*/)" or ""
 
 return function(options)
@@ -21,7 +20,7 @@ return function(options)
   function muloco.optimizer(model, recipe)
     return dofile(here .. "../optim/muon.lua") {
       model = model, recipe = recipe, lr = options.muon_lr, momentum = options.muon_momentum,
-      others_lr = options.others_lr, matrices = options.matrices,
+      others_lr = options.others_lr,
     }
   end
 

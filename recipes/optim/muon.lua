@@ -24,7 +24,8 @@ local muon = ms.optim.define {
   defaults = { lr = 0.02, momentum = 0.95, nesterov = true, iterations = 5 },
   whole = {
     before = function(_, grad, state, group)
-      state.momentum = state.momentum or grad:zeros_like "f32"
+      grad = grad:to "f32"
+      state.momentum = state.momentum or grad:zeros_like()
       state.momentum:mul_(group.momentum):add_(grad)
       return group.nesterov and state.momentum * group.momentum + grad or state.momentum
     end,
@@ -36,6 +37,7 @@ local muon = ms.optim.define {
 }
 
 return function(options)
+  assert(options and options.model, "muon: model is missing")
   local groups = ms.scripts.matrices(options, {
     lr = options.lr or 0.02, others_lr = options.others_lr,
   })

@@ -49,6 +49,7 @@ local shampoo = ms.optim.define {
   },
   whole = {
     update = function(matrix, owned, group, step)
+      matrix = matrix:to "f32"
       local rows, columns = matrix:size(1), matrix:size(2)
       local is_left, is_right = rows <= group.largest, columns <= group.largest
       local p = is_left and is_right and 4 or 2
@@ -66,6 +67,7 @@ local shampoo = ms.optim.define {
 }
 
 return function(options)
+  assert(options and options.model, "shampoo: model is missing")
   local groups = ms.scripts.matrices(options, {
     lr = options.lr or 0.02, others_lr = options.others_lr,
   })

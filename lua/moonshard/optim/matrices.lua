@@ -5,6 +5,7 @@
 --
 -- The owner's state of a matrix is `slot.owned`. In saved states its keys begin with "owned/".
 local core = require "moonshard.core"
+local masters = require "moonshard.optim.masters"
 local module = require "moonshard.nn.module"
 local ownership = require "moonshard.base.ownership"
 local undo = require "moonshard.optim.undo"
@@ -178,14 +179,22 @@ local function update_of(self, item, matrix, only_if)
   return made
 end
 
--- p = p (1 - lr weight_decay) - lr update, of what this rank has.
+-- p = p (1 - lr weight_decay) - lr update, of what this rank has; of 16 bits in an f32 copy.
 local function apply(self, item, update, only_if)
-  local p, lr, decay = item.p, item.group.lr, item.group.weight_decay
-  local before = only_if and p:clone()
-  if decay ~= 0 then p:mul_(1 - lr * decay) end
-  p:sub_((update:to(p:dtype()):reshape(table.unpack(p:shape())) * lr))
-  if before then p:copy_(core.where(only_if, p, before)) end
-  keep(self, p, self.slots[p])
+  local p, lr, decay, slot = item.p, item.group.lr, item.group.weight_decay, self.slots[item.p]
+  local is_short = p:dtype() == "bf16" or p:dtype() == "f16"
+  if is_short and item.group.master ~= "none" then
+    slot.state.master = slot.state.master or p:to "f32"
+    masters.follow(slot, p)
+  end
+  local target = slot.state.master or p
+  local before = only_if and target:clone()
+  if decay ~= 0 then target:mul_(1 - lr * decay) end
+  target:sub_((update:to(target:dtype()):reshape(table.unpack(p:shape())) * lr))
+  if before then target:copy_(core.where(only_if, target, before)) end
+  if target ~= p then p:copy_(target) end
+  masters.note(slot, p)
+  keep(self, p, slot)
 end
 
 -- One exchange: `list` has this rank's tensors in the order of ranks that get them, counts what

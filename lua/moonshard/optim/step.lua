@@ -14,6 +14,7 @@ local overlap = require "moonshard.parallel.overlap"
 local shard = require "moonshard.optim.shard"
 local unread = require "moonshard.parallel.overlap.unread"
 local parts = require "moonshard.nn.parts"
+local masters = require "moonshard.optim.masters"
 local matrices = require "moonshard.optim.matrices"
 local undo = require "moonshard.optim.undo"
 
@@ -74,17 +75,6 @@ local function step_if(kind, p, grad, slot, group, only_if)
   restore(only_if)
 end
 
--- The f32 copy of a 16-bit parameter takes what others have written to the parameter since this
--- optimizer stepped it: a load, a mask, an average over ranks. An element whose copy rounds to the
--- parameter's value was not changed, and keeps its low bits.
-local function follow_writes(slot, p)
-  local master = slot.state.master
-  if not master or slot.version == core.tensor_version(p) or p:numel() == 0 then return end
-  core.no_grad(function()
-    master:copy_(core.where(master:to(p:dtype()):eq(p), master, p:to "f32"))
-  end)
-end
-
 local function check_scaled(self, p)
   refuse_scaled(self.kind.name, p, self.slots[p].position,
     "step with scaler:step(optimizer), or call scaler:unscale(optimizer) before")
@@ -107,10 +97,10 @@ local function step_one(self, p, grad, group, only_if)
         slot.salt or core.hash(name_of(p, slot.position))
     end
     if slot.place == nil then slot.place = place_of(self, p) or false end
-    follow_writes(slot, p)
+    masters.follow(slot, p)
     kind.step_param(p, grad, slot.state, group, nil, only_if, slot.salt, slot.draws,
       slot.place or nil)
-    if slot.state.master then slot.version = core.tensor_version(p) end
+    masters.note(slot, p)
     return
   end
   slot.taken = (slot.taken or -1) + 1
