@@ -10,7 +10,7 @@
 #define MS_CODEC_TYPE "ms.Codec"
 
 /* The names in Lua, in the order of ms_codec_kind: an index into this list is the kind. */
-static const char *const kinds[] = { "int8", "int4", "fp8", "fp4", "sign", NULL };
+static const char *const kinds[] = { "int8", "int4", "int2", "fp8", "fp4", "sign", NULL };
 
 /* The codec at 1. It is plain data, so it needs no __gc. It holds no tensor either, so one codec
  * may serve all links and streams. */

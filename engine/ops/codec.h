@@ -25,6 +25,7 @@ static inline int64_t ms_codec_blocks(const ms_codec *codec, int64_t n)
 static inline int64_t ms_codec_bits(ms_codec_kind kind)
 {
     if (kind == MS_CODEC_SIGN) return 1;
+    if (kind == MS_CODEC_INT2) return 2;
     return kind == MS_CODEC_INT4 || kind == MS_CODEC_FP4 ? 4 : 8;
 }
 

@@ -120,7 +120,7 @@ describe("what meta.lua answers", function()
     local codes = {
       int8 = function(n) return n end,
       fp8 = function(n) return n end,
-      int4 = function(n) return ceil(n, 2) end,
+      int4 = function(n) return ceil(n, 2) end, int2 = function(n) return ceil(n, 4) end,
       fp4 = function(n) return ceil(n, 2) end, sign = function(n) return ceil(n, 8) end,
     }
     for kind, count in pairs(codes) do

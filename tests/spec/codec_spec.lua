@@ -4,7 +4,7 @@ local ms = require "moonshard"
 
 describe("a codec", function()
   it("gives back what it was given, but for its error", function()
-    for _, kind in ipairs { "int8", "int4", "fp8", "fp4", "sign" } do
+    for _, kind in ipairs { "int8", "int4", "int2", "fp8", "fp4", "sign" } do
       local codec = ms.codec(kind, { block = 64 })
       local t = ms.randn { 3, 200, seed = 5 }
       local payload, left = codec:encode(t, { error = true })
@@ -21,6 +21,7 @@ describe("a codec", function()
   it("counts its bytes", function()
     assert.equal(4 * 1 + 100, ms.codec("int8"):bytes(100))
     assert.equal(4 * 2 + 129, ms.codec("int4"):bytes(257))
+    assert.equal(4 * 2 + 65, ms.codec("int2"):bytes(257))
     assert.equal(13, ms.codec("sign", { scale = false }):bytes(100))
   end)
 

@@ -129,6 +129,7 @@ MS_API void ms_readback_free(ms_readback *readback);
  *   kind  code                                                            scale
  *   int8  -127 .. 127                                                     max|x| / 127
  *   int4  -7 .. 7, stored + 8                                             max|x| / 7
+ *   int2  0 .. 3: -3, -1, 1, 3 (of two that are as near, the outer one)   max|x| / 3
  *   fp8   1 sign, 4 exponent, 3 mantissa bits (bias 7, no infinity)       max|x| / 448
  *   fp4   1 sign, 2 exponent, 1 mantissa bit (bias 1: 0 .5 1 1.5 2 3 4 6) max|x| / 6
  *   sign  1 bit, set for x >= +0: +1 and -1                               mean|x|; bare: none
@@ -139,6 +140,7 @@ MS_API void ms_readback_free(ms_readback *readback);
 typedef enum ms_codec_kind {
     MS_CODEC_INT8,
     MS_CODEC_INT4,
+    MS_CODEC_INT2,
     MS_CODEC_FP8,
     MS_CODEC_FP4,
     MS_CODEC_SIGN,

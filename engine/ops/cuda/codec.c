@@ -6,10 +6,11 @@
 MS_CUDA_IMAGE(codec)
 
 #define KIND(of, kind, suffix) [kind] = { .image = ms_cuda_image_codec, .name = of "_" #suffix }
-#define BY_KIND(of)                                                                                \
-    {                                                                                              \
-        KIND(of, MS_CODEC_INT8, int8), KIND(of, MS_CODEC_INT4, int4), KIND(of, MS_CODEC_FP8, fp8), \
-            KIND(of, MS_CODEC_FP4, fp4), KIND(of, MS_CODEC_SIGN, sign)                             \
+#define BY_KIND(of)                                                     \
+    {                                                                   \
+        KIND(of, MS_CODEC_INT8, int8), KIND(of, MS_CODEC_INT4, int4),   \
+            KIND(of, MS_CODEC_INT2, int2), KIND(of, MS_CODEC_FP8, fp8), \
+            KIND(of, MS_CODEC_FP4, fp4), KIND(of, MS_CODEC_SIGN, sign)  \
     }
 _Static_assert(MS_CODEC_KINDS == MS_CODEC_SIGN + 1, "a kind that is added has kernels here");
 static const ms_cuda_kernel encoders[MS_CODEC_KINDS] = BY_KIND("encode"),

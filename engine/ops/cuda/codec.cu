@@ -1,4 +1,4 @@
-/* codec.cu: floats to codes of 8, 4 or 1 bit and back: the same bytes as the CPU's
+/* codec.cu: floats to codes of 8, 4, 2 or 1 bits and back: the same bytes as the CPU's
  * (ops/cpu/isa/codec.c). Compiled without contraction. Threads take eight numbers at a time,
  * whose codes fill whole bytes. */
 #include "ops/cuda/codec.h"
@@ -27,6 +27,24 @@ template <int greatest, int shift> struct whole_code {
 };
 typedef whole_code<127, 0> int8_code;
 typedef whole_code<7, 8> int4_code;
+
+/* The codes 0 .. 3 of -3, -1, 1 and 3. */
+struct int2_code {
+    static const int bits = 2;
+    MS_DEVICE_MEMBER static float most() { return 3.0f; }
+    MS_DEVICE_MEMBER static uint32_t encode(float x, bool draws, float u)
+    {
+        if (draws)
+            return whole_bits(lesser(greater(rounded((x + 3.0f) * 0.5f, draws, u), 0.0f), 3.0f))
+                   & 3u;
+        uint32_t is_small = fabsf(x) < 2.0f ? 1u : 0u;
+        return (3u - is_small) ^ (ms_bits(x) >> 31) * 3u;
+    }
+    MS_DEVICE_MEMBER static float decode(uint32_t code)
+    {
+        return (float)((int32_t)(code << 1) - 3);
+    }
+};
 
 typedef float_code<3, 121, 448> fp8_code;
 typedef float_code<1, 127, 6> fp4_code;
@@ -223,6 +241,7 @@ template <class K> MS_DEVICE void decode(const ms_cuda_codec_call &args)
     MS_KERNEL_FREE(decode_##name, ms_cuda_codec_call, 256) { decode<name##_code>(args); }
 KIND(int8, 4)
 KIND(int4, 4)
+KIND(int2, 4)
 KIND(fp8, 4)
 KIND(fp4, 4)
 KIND(sign, 5)

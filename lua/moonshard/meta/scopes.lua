@@ -139,12 +139,13 @@
 --- ```
 ---@field metric fun(name: string, op?: ms.Op): ms.Metric
 --- A lossy codec for messages. It works along the last dimension, row by row. A payload is one u8
---- tensor, which also holds the scales.
+--- tensor, which also holds the scales. int2 has four values: -1, -1/3, 1/3 and 1 of the greatest
+--- number of a block, and no 0.
 --- ```lua
 --- local codec = ms.codec("int8", { block = 64 })
 --- codec:bytes(128) --> 136
 --- ```
----@field codec fun(kind: "int8"|"int4"|"fp8"|"fp4"|"sign", options?: ms.CodecOptions): ms.Codec
+---@field codec fun(kind: "int8"|"int4"|"int2"|"fp8"|"fp4"|"sign", options?: ms.CodecOptions): ms.Codec
 --- The step line on rank 0 and `metrics.jsonl`, for loops written by hand. All ranks call it.
 --- metrics.jsonl has every step. Lines that it has from an earlier run are removed from the first
 --- reported step on.
@@ -255,8 +256,8 @@
 --- Bytes of a row of n numbers. First come the scales, one f32 (4 bytes) for each block of `block`
 --- numbers, of which the last may be shorter: 4 * ceil(n / block) bytes, or none for "sign" with
 --- scale = false. Then come the codes, packed over the whole row: n bytes for int8 and fp8,
---- ceil(n / 2) for int4 and fp4 (with odd n the high half of the last byte is unused), ceil(n / 8)
---- for sign.
+--- ceil(n / 2) for int4 and fp4 (with odd n the high half of the last byte is unused), ceil(n / 4)
+--- for int2, ceil(n / 8) for sign.
 --- ```lua
 --- ms.codec("int4"):bytes(256) --> 132
 --- ```

@@ -30,6 +30,7 @@ static double value_of(ms_codec_kind kind, unsigned code)
 {
     if (kind == MS_CODEC_INT8) return (int8_t)code;
     if (kind == MS_CODEC_INT4) return (int)code - 8;
+    if (kind == MS_CODEC_INT2) return (double[]){ -3, -1, 1, 3 }[code];
     if (kind == MS_CODEC_SIGN) return code ? 1 : -1;
     bool is_fp8 = kind == MS_CODEC_FP8;
     int mantissa = is_fp8 ? 3 : 1;
@@ -42,9 +43,12 @@ static double value_of(ms_codec_kind kind, unsigned code)
     return sign ? -size : size;
 }
 
-static double most_of(ms_codec_kind kind) { return (double[]){ 127, 7, 448, 6, 1 }[kind]; }
-static unsigned codes_of(ms_codec_kind kind) { return (unsigned[]){ 256, 16, 256, 16, 2 }[kind]; }
-static int bits_of(ms_codec_kind kind) { return (int[]){ 8, 4, 8, 4, 1 }[kind]; }
+static double most_of(ms_codec_kind kind) { return (double[]){ 127, 7, 3, 448, 6, 1 }[kind]; }
+static unsigned codes_of(ms_codec_kind kind)
+{
+    return (unsigned[]){ 256, 16, 4, 256, 16, 2 }[kind];
+}
+static int bits_of(ms_codec_kind kind) { return (int[]){ 8, 4, 2, 8, 4, 1 }[kind]; }
 
 static unsigned code_at(const uint8_t *codes, int bits, int64_t i)
 {
@@ -276,6 +280,7 @@ static void test_stochastic_rounding(void **state)
              * it. */
             double y = values[i] * most_of(kind), z = got[i] * most_of(kind), gap = 1;
             if (kind == MS_CODEC_FP8) gap = fmax(fabs(y) / 8, 0x1p-9);
+            else if (kind == MS_CODEC_INT2) gap = 2;
             else if (kind != MS_CODEC_INT8 && kind != MS_CODEC_INT4) gap = fmax(fabs(y) / 2, 0.5);
             if (fabs(z - y) > gap * 1.0001) fail_msg("kind %d: %g for %g", (int)kind, z, y);
             sums[i % n] += got[i];
@@ -332,6 +337,28 @@ static void test_the_same_bytes_everywhere(void **state)
     }
 }
 
+/* Of two values that are as near, the outer one; both zeros keep their signs; negation is exact. */
+static void test_ties_of_two_bits(void **state)
+{
+    (void)state;
+    double values[8] = { 3, 2, 1.9, 0, -0.0, -1.9, -2, -3 },
+           kept[8] = { 3, 3, 1, 1, -1, -1, -3, -3 };
+    ms_attributes attributes = codec_of(MS_CODEC_INT2, 8);
+    attributes.codec.n = 8;
+    ms_tensor *x = tensor_of(engine, MS_F32, DIMS(8), values),
+              *payload = apply(engine, &ms_op_codec_encode, &attributes, &x, 1),
+              *back = apply(engine, &ms_op_codec_decode, &attributes, &payload, 1);
+    assert_values(back, kept, 8, 0, "kept");
+    uint8_t *bytes;
+    read_bytes(payload, &bytes);
+    /* 3, 3, 2, 2, then 1, 1, 0, 0, from the lowest bits on. */
+    assert_int_equal(bytes[4], 0xaf);
+    assert_int_equal(bytes[5], 0x05);
+    free(bytes);
+    ms_tensor *all[] = { x, payload, back };
+    for (size_t i = 0; i < 3; i++) ms_tensor_release(all[i]);
+}
+
 static void test_mistakes_are_named(void **state)
 {
     (void)state;
@@ -376,6 +403,7 @@ int main(void)
         cmocka_unit_test(test_nan_and_next_to_nothing),
         cmocka_unit_test(test_stochastic_rounding),
         cmocka_unit_test(test_the_same_bytes_everywhere),
+        cmocka_unit_test(test_ties_of_two_bits),
         cmocka_unit_test(test_mistakes_are_named),
     };
     return cmocka_run_group_tests_name("codec", tests, setup, teardown);

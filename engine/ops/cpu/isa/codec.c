@@ -1,5 +1,5 @@
-/* codec.c: floats to codes of 8, 4 or 1 bit and back, 16 at a time. Compiled without contraction,
- * so that all instruction sets write the same bytes. */
+/* codec.c: floats to codes of 8, 4, 2 or 1 bits and back, 16 at a time. Compiled without
+ * contraction, so that all instruction sets write the same bytes. */
 
 /* 16 codes fill whole bytes, and sums over a block have the same order on every instruction set. */
 #define MS_LANES 16
@@ -20,6 +20,7 @@ MS_VECTOR float greatest_code(ms_codec_kind kind)
 {
     if (kind == MS_CODEC_INT8) return 127.0f;
     if (kind == MS_CODEC_INT4) return 7.0f;
+    if (kind == MS_CODEC_INT2) return 3.0f;
     return kind == MS_CODEC_FP8 ? 448.0f : 6.0f;
 }
 
@@ -31,12 +32,26 @@ MS_VECTOR ms_vf keep_within(ms_vf x, float most)
     return ms_v_lesser(ms_v_greater(x, ms_v_splat(-most)), ms_v_splat(most));
 }
 
+/* The codes 0 .. 3 of -3, -1, 1 and 3. To nearest: by size and sign, so that negation is exact. By
+ * draws: the code is a whole number on a line. */
+MS_VECTOR ms_vu encode_two_bits(ms_vf x, const float *u)
+{
+    if (u != NULL) {
+        ms_vf code = round_lanes((x + 3.0f) * 0.5f, u);
+        return whole_bits(ms_v_lesser(ms_v_greater(code, ms_v_splat(0.0f)), ms_v_splat(3.0f))) & 3u;
+    }
+    ms_vu is_small = (ms_vu)ms_v_less(ms_v_abs(x), ms_v_splat(2.0f)) & 1u,
+          negative = (ms_vu)x >> 31;
+    return (3u - is_small) ^ negative * 3u;
+}
+
 /* Integers are symmetric, -127 .. 127 and -7 .. 7 (stored with an offset of 8), so that negation is
  * exact. A sign is 1 where the sign bit is clear. */
 MS_VECTOR ms_vu encode_lanes(const ms_codec_kind K, ms_vf x, const float *u)
 {
     if (K == MS_CODEC_INT8) return whole_bits(keep_within(round_lanes(x, u), 127.0f)) & 0xffu;
     if (K == MS_CODEC_INT4) return (whole_bits(keep_within(round_lanes(x, u), 7.0f)) + 8u) & 0xfu;
+    if (K == MS_CODEC_INT2) return encode_two_bits(x, u);
     if (K == MS_CODEC_SIGN) return ~(ms_vu)x >> 31;
     return encode_float(x, u, K == MS_CODEC_FP8 ? e4m3 : fp4);
 }
@@ -46,6 +61,7 @@ MS_VECTOR ms_vf decode_lanes(const ms_codec_kind K, ms_vu code)
 {
     if (K == MS_CODEC_INT8) return ms_v_from_int((ms_vi)(code << 24) >> 24);
     if (K == MS_CODEC_INT4) return ms_v_from_int((ms_vi)code - 8);
+    if (K == MS_CODEC_INT2) return ms_v_from_int((ms_vi)(code << 1) - 3);
     if (K == MS_CODEC_SIGN) return ms_v_from_int((ms_vi)(code << 1) - 1);
     return decode_float(code, K == MS_CODEC_FP8 ? e4m3 : fp4);
 }
@@ -72,6 +88,11 @@ MS_VECTOR void pack(const ms_codec_kind K, ms_vu code, size_t count, uint8_t *to
         for (unsigned i = 0; i < MS_LANES; i++) bits |= (unsigned)c.lane[i] << i;
         to[0] = (uint8_t)bits;
         if (count > 8) to[1] = (uint8_t)(bits >> 8);
+    } else if (K == MS_CODEC_INT2) {
+        for (size_t i = 0; i < MS_LANES / 4; i++)
+            c.lane[i] = (uint8_t)(c.lane[4 * i] | c.lane[4 * i + 1] << 2 | c.lane[4 * i + 2] << 4
+                                  | c.lane[4 * i + 3] << 6);
+        memcpy(to, c.lane, (count + 3) / 4);
     } else {
         for (size_t i = 0; i < MS_LANES / 2; i++)
             /* The first number of a byte is its lower half. */
@@ -93,6 +114,12 @@ MS_VECTOR ms_vu unpack(const ms_codec_kind K, const uint8_t *from, size_t count)
     } else if (K == MS_CODEC_SIGN) {
         unsigned bits = count > 8 ? from[0] | (unsigned)from[1] << 8 : from[0];
         for (unsigned i = 0; i < MS_LANES; i++) c.lane[i] = bits >> i & 1;
+    } else if (K == MS_CODEC_INT2) {
+        memcpy(c.lane, from, (count + 3) / 4);
+        for (size_t i = MS_LANES / 4; i-- > 0;) {
+            uint8_t four = c.lane[i];
+            for (size_t k = 0; k < 4; k++) c.lane[4 * i + k] = four >> 2 * k & 3;
+        }
     } else {
         memcpy(c.lane, from, (count + 1) / 2);
         /* From the end, as the codes are spread out in place. */
@@ -217,11 +244,12 @@ MS_VECTOR void decode_block(const ms_codec_kind K, const uint8_t *codes, size_t 
     }
 KIND(int8, MS_CODEC_INT8)
 KIND(int4, MS_CODEC_INT4)
+KIND(int2, MS_CODEC_INT2)
 KIND(fp8, MS_CODEC_FP8)
 KIND(fp4, MS_CODEC_FP4)
 KIND(sign, MS_CODEC_SIGN)
 
 const ms_codec_kernels MS_ISA_NAME(ms_codec_kernels) = {
-    .encode = { encode_int8, encode_int4, encode_fp8, encode_fp4, encode_sign },
-    .decode = { decode_int8, decode_int4, decode_fp8, decode_fp4, decode_sign },
+    .encode = { encode_int8, encode_int4, encode_int2, encode_fp8, encode_fp4, encode_sign },
+    .decode = { decode_int8, decode_int4, decode_int2, decode_fp8, decode_fp4, decode_sign },
 };

@@ -378,7 +378,7 @@ end
 local function codecs(list, s, m)
   local add = adder(list, "codecs")
   local rows, width = s.batch * s.length, s.width
-  for _, kind in ipairs { "int8", "int4", "fp8", "fp4", "sign" } do
+  for _, kind in ipairs { "int8", "int4", "int2", "fp8", "fp4", "sign" } do
     add(kind .. " encode", function()
       local codec, x = core.codec(kind), m.normal(rows * width)
       return forward(bytes(x) + codec:bytes(rows * width), function() codec:encode(x) end)
