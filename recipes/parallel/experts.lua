@@ -10,9 +10,7 @@ local cfg = ms.config {
   experts  = { 8, help = "of each block" },
   experts_over = { 0, help = "consecutive ranks that have all experts together; 0: all ranks" },
   top      = { 2, help = "experts of a token" },
-  capacity = {
-    1.25, help = "tokens of an expert over an even share, beyond which they are dropped; 0: none is",
-  },
+  capacity = { 1.25, help = "most tokens of an expert, over an even share; 0: none is dropped" },
   balance  = { 0.01, help = "weight of the loss that is least where experts get equally many" },
   shard    = {
     "", choices = { "", "full_shard", "shard_grad_op", "no_shard" },
@@ -40,16 +38,12 @@ local cfg = ms.config {
 local WIDTH <const>, EXPERTS <const>, TOP <const> = cfg.model.width, cfg.experts, cfg.top
 local RANKS <const> = cfg.experts_over > 0 and cfg.experts_over or ms.world_size()
 
-local function refuse(text, ...) error(text:format(...), 0) end
-if ms.world_size() % RANKS ~= 0 then
-  refuse("experts over %d ranks do not divide %d ranks", RANKS, ms.world_size())
-elseif EXPERTS % RANKS ~= 0 then
-  refuse("%d ranks do not divide %d experts", RANKS, EXPERTS)
-elseif TOP < 1 or TOP > EXPERTS then
-  refuse("top = %d: a token goes to 1 to %d experts", TOP, EXPERTS)
-elseif cfg.capacity < 0 then
-  refuse("capacity = %g: 1 is an even share, and 0 drops nothing", cfg.capacity)
-end
+local function check(yes, text, ...) if not yes then error(text:format(...), 0) end end
+check(ms.world_size() % RANKS == 0, "experts_over = %d does not divide %d ranks", RANKS,
+  ms.world_size())
+check(EXPERTS % RANKS == 0, "%d ranks do not divide %d experts", RANKS, EXPERTS)
+check(TOP >= 1 and TOP <= EXPERTS, "top = %d: a token goes to 1 to %d experts", TOP, EXPERTS)
+check(cfg.capacity >= 0, "capacity = %g: 1 is an even share, 0 drops nothing", cfg.capacity)
 
 -- All ranks see other data. Those of `group` have all experts together; `replicas` are the ranks at
 -- one place in their groups, which have the same experts.
@@ -114,8 +108,7 @@ function Experts:init()
     local one = nn.MLP(WIDTH, cfg.model.hidden)
     if i > FIRST and i <= FIRST + EACH then self.experts[i] = one end
   end
-  -- Of fsdp, group_of says it.
-  if cfg.shard == "" then nn.owned(self.experts, group) end
+  if cfg.shard == "" then nn.owned(self.experts, group) end -- group_of says it to ms.fsdp
 end
 
 function Experts:forward(x)
@@ -173,19 +166,18 @@ function GPT:init()
   self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256, { bias = false })
 end
 function GPT:forward(tokens, targets)
-  local x, sum, balance = self.table(tokens), 0, nil
+  local x, sum = self.table(tokens), 0
   for i = 1, cfg.model.layers do
-    x, balance = self.blocks[i](x)
-    sum = sum + balance
+    local next_x, balance = self.blocks[i](x)
+    x, sum = next_x, sum + balance
   end
   local loss = self.head(self.norm(x)):cross_entropy(targets)
   return self:is_training() and loss + cfg.balance * sum or loss
 end
 
--- What all ranks have is averaged over all ranks. A rank has the gradients of its experts from the
--- tokens of its group, so they are summed over the replicas and divided by the number of all ranks.
--- With fsdp, group_of does this. Else the experts are left out of ddp, and a backward is followed by
--- one reduction for each of their parameters.
+-- What all ranks have is averaged over all ranks. The gradients of a rank's experts come from the
+-- tokens of its group. They are summed over the replicas and divided by the number of all ranks: by
+-- group_of, or where ddp leaves the experts out, after each backward.
 local model, reduce_experts = ms.device("meta", function() return GPT() end), nil
 if cfg.shard ~= "" then
   model = ms.fsdp(model, {
@@ -195,10 +187,10 @@ if cfg.shard ~= "" then
 else
   model = ms.ddp(model, { ignored = { ".*%.experts%..*" } })
   local own = model:parameters(function(_, name) return name:find "%.experts%." end)
-  reduce_experts = function()
-    local sent = {}
+  function reduce_experts()
+    local sent, factor = {}, 1 / ms.world_size()
     for i, p in ipairs(own) do
-      sent[i] = replicas:all_reduce(p:grad(), { premul_sum = 1 / ms.world_size() })
+      sent[i] = replicas:all_reduce(p:grad(), { premul_sum = factor })
     end
     ms.all(sent):value()
   end

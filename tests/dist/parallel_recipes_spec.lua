@@ -3,13 +3,8 @@
 local command = require "command"
 local guide = require "guide"
 local ms = require "moonshard"
-local folder
-setup(function()
-  folder = command.folder()
-  -- A tenth is for validation: 32 sequences, which all grids divide.
-  command.write(folder .. "/text", command.read(command.source .. "/README.md"):sub(1, 7700))
-end)
-teardown(function() command.remove(folder) end)
+local trained = require "trained"
+local falls, same = trained.falls, trained.same
 
 local SMALL <const> = "data=text length=24 batch=8 lr=5e-4 warmup=1 model.width=48 model.heads=12 "
 local OPTIONS <const> = {
@@ -18,64 +13,18 @@ local OPTIONS <const> = {
   ["parallel/context"] = SMALL .. "dtype=f32 model.layers=2 every.eval=2 ",
   gpt_bytes = SMALL .. "dtype=f32 model.layers=2 every.eval=2 every.sample=0 ",
 }
+local runs, folder
+setup(function()
+  runs = trained.runs(OPTIONS)
+  folder = runs.folder
+  -- A tenth is for validation: 32 sequences, which all grids divide.
+  command.write(folder .. "/text", command.read(command.source .. "/README.md"):sub(1, 7700))
+end)
+teardown(function() runs:remove() end)
 
--- Trains in a folder of its own unless `run` names one. Gives what each step and each validation
--- told, the saved tensors, the folder, and what was printed.
-local runs = 0
-local function train(recipe, ranks, options, run)
-  runs = runs + 1
-  run = run or "run" .. runs
-  local out = command.succeed(folder, ("run '%s/recipes/%s.lua' -n %s steps=5 run=%s %s %s"):format(
-    command.source, recipe, ranks, run, OPTIONS[recipe], options))
-  local lines = {}
-  for i, line in ipairs(command.metrics(folder .. "/" .. run)) do
-    lines[i] = { line.loss, line.grad_norm, line.val_loss or 0 }
-  end
-  assert.equal(5, #lines)
-  lines[6] = { tonumber((out:match "validation loss ([%d.]+)")), 0, 0 }
-  local saved = assert(ms.safetensors.load(folder .. "/" .. run .. "/model/model.safetensors"))
-  return { lines = lines, saved = saved, run = run, out = out }
-end
-
-local function same(expected, own, how)
-  for i, line in ipairs(expected.lines) do
-    for k, value in ipairs(line) do
-      -- The last line has four digits.
-      local most = i == 6 and 1.01e-4 or 1e-5 * math.abs(value)
-      assert.is_true(math.abs(own.lines[i][k] - value) <= most,
-        ("%s: step %d: %.9g, not %.9g"):format(how, i - 1, own.lines[i][k], value))
-    end
-  end
-  for name, t in pairs(expected.saved) do
-    local other = assert(own.saved[name], name)
-    assert.same(t:shape(), other:shape())
-    local off = (t - other):abs():max():item()
-    assert.is_true(off <= 1e-5, ("%s: %s is off by %g"):format(how, name, off))
-  end
-  for name in pairs(own.saved) do assert.is_truthy(expected.saved[name], name) end
-end
-
-local function falls(one)
-  for i = 2, 5 do assert.is_true(one.lines[i][1] < one.lines[i - 1][1]) end
-end
-
--- Goes on from the checkpoint of step 3 in a copy of a run's folder.
-local function resume(recipe, ranks, options, one)
-  runs = runs + 1
-  local copy = "again" .. runs
-  assert(os.execute(("cd '%s' && cp -r %s %s && rm -rf %s/step-00000005 %s/model"):format(folder,
-    one.run, copy, copy, copy)))
-  local own = train(recipe, ranks, options, copy)
-  assert.matches("step%-00000003", own.out)
-  return own
-end
-
-local function equal_bits(one, other)
-  assert.same(one.lines, other.lines)
-  local file = "/model/model.safetensors"
-  assert.is_true(command.read(folder .. "/" .. one.run .. file)
-    == command.read(folder .. "/" .. other.run .. file))
-end
+local function train(...) return runs:train(...) end
+local function resume(...) return runs:resume(...) end
+local function equal_bits(...) return runs:equal_bits(...) end
 
 -- The saved folder on one rank, as any model of nn.
 local function opens(one, tied)
@@ -138,11 +87,8 @@ describe("recipes/parallel/tensor.lua", function()
 
   it("needs no more memory than check says", function()
     local one = train(recipe, "2", "sequence=true")
-    local list = command.metrics(folder .. "/" .. one.run)
-    local out = command.succeed(folder, ("check '%s/recipes/%s.lua' -n 2 --json steps=5 run=%s %s \z
-      sequence=true"):format(command.source, recipe, one.run, OPTIONS[recipe]))
-    local told = require "moonshard.core".json_decode(out:match "{.*}")
-    assert.equal(told.peak_bytes[1], list[#list].peak_bytes)
+    local told = runs:predicted(recipe, 2, "sequence=true", one.run)
+    assert.equal(told[1], one.metrics[5].peak_bytes)
   end)
 
   it("refuses sizes that cannot be cut", function()
@@ -150,11 +96,8 @@ describe("recipes/parallel/tensor.lua", function()
       ["model.heads=6 model.width=48 tensor=4"] = "4 ranks do not divide 6 heads",
       ["tensor=4 length=18 sequence=true"] = "4 ranks do not divide a length of 18",
     } do
-      local code, _, err = command.run(folder, ("run '%s/recipes/%s.lua' -n 4 --thread-ranks %s")
-        :format(command.source, recipe, OPTIONS[recipe]:gsub("length=24 ", "")
-          :gsub("model.heads=12 ", "") .. options))
-      assert.equal(1, code)
-      assert.is_truthy(err:find(message, 1, true), err)
+      runs:refuses(recipe, "4 --thread-ranks", OPTIONS[recipe]:gsub("length=24 ", "")
+        :gsub("model.heads=12 ", "") .. options, message)
     end
   end)
 end)
@@ -282,10 +225,8 @@ describe("recipes/parallel/pipeline.lua", function()
   end)
 
   it("refuses fewer blocks than chunks", function()
-    local code, _, err = command.run(folder, ("run '%s/recipes/%s.lua' -n 2 --thread-ranks %s \z
-      each=3 schedule=interleaved"):format(command.source, recipe, OPTIONS[recipe]))
-    assert.equal(1, code)
-    assert.is_truthy(err:find("6 chunks need as many blocks", 1, true), err)
+    runs:refuses(recipe, "2 --thread-ranks", OPTIONS[recipe] .. "each=3 schedule=interleaved",
+      "6 chunks need as many blocks")
   end)
 end)
 
