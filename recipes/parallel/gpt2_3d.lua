@@ -1,6 +1,6 @@
--- GPT-2 over tensor x pipeline x data ranks: each block is cut over the ranks of a tensor group, the
--- blocks are on the stages of a pipeline, and the other ranks have other data. From scratch or from
--- given weights, of which each rank reads its parts.
+-- GPT-2 over tensor x pipeline x data ranks: each block is cut over the ranks of a tensor group,
+-- the blocks are on the stages of a pipeline, and the other ranks have other data. From scratch or
+-- from given weights, of which each rank reads its parts.
 --     ./moonshard run recipes/parallel/gpt2_3d.lua -n 8 tensor=2 stages=2
 --     ./moonshard run recipes/parallel/gpt2_3d.lua -n 4 weights=FOLDER data=shards lr=3e-5
 -- A run whose folder has a checkpoint goes on from there.
@@ -19,7 +19,7 @@ local cfg = ms.config {
     "1f1b", help = "gpipe, 1f1b, interleaved, zb_h1, zbv, or a table of PyTorch: FILE.csv",
   },
   microbatches = { 4, help = "parts of a batch, which go through the chunks one after the other" },
-  recompute    = { false, help = "run blocks again in backward: they keep only what goes into them" },
+  recompute    = { false, help = "run blocks again in backward, which keep only their input" },
   steps        = { 300, help = "optimizer steps" },
   batch        = { 16, help = "sequences of a step, over all data ranks" },
   length       = { 128, help = "tokens of a sequence" },
@@ -60,8 +60,8 @@ local train, valid
 if cfg.data ~= "" then train, valid = ms.scripts.texts(cfg)
 else train, valid = ms.scripts.default_text():split(0.9) end
 
--- The whole model, on "meta", where it takes no memory. Each rank makes, or reads, the values of its
--- parts only.
+-- The whole model, on "meta", where it takes no memory. Each rank makes, or reads, the values of
+-- its parts only.
 local whole = ms.device("meta", function()
   if cfg.weights ~= "" then return assert(nn.pretrained(cfg.weights)) end
   return nn.gpt2 {
@@ -127,8 +127,8 @@ local function cut_rows(layer) nn.split(layer.weight, tensor, { dim = 1, whole =
 local function columns(layer, x) return x:linear_t(layer.weight, layer.bias) end
 local function rows(layer, x) return leave(x:linear_t(layer.weight)) + layer.bias end
 
--- A block with the parts of one of nn.gpt2, which it cuts. The ranks of a tensor group hold the same
--- activations outside of them, and drop the same.
+-- A block with the parts of one of nn.gpt2, which it cuts. The ranks of a tensor group hold the
+-- same activations outside of them, and drop the same.
 local Block = nn.class "Block"
 function Block:init(one)
   for _, name in ipairs { "ln_1", "attn", "ln_2", "mlp" } do
@@ -202,7 +202,7 @@ end
 
 -- This rank's chunks; and what it has of the model, under the names that it has there, for the
 -- optimizer, clipping, checkpoints and `save`. These see one model.
-local chunks, has, model = {}, {}, nil
+local chunks, has = {}, {}
 for _, number in ipairs(chunks_of(stages:rank())) do
   local first, last = number * LAYERS // CHUNKS + 1, (number + 1) * LAYERS // CHUNKS
   for i = first, last do
@@ -218,7 +218,7 @@ for _, number in ipairs(chunks_of(stages:rank())) do
 end
 if has.wte then cut_table(whole.wte.weight) end
 if has.lm_head then cut_table(whole.lm_head.weight) end
-model = nn.cut(whole, 1, LAYERS)
+local model = nn.cut(whole, 1, LAYERS)
 for _, name in ipairs { "wte", "wpe", "ln_f", "lm_head" } do
   if not has[name] then model[name] = nil end
 end
