@@ -76,7 +76,7 @@ local function counted(counts, total)
   return send, receive
 end
 
--- Rows lie in order of experts. They go to the ranks that have these, through the experts, and back
+-- Rows are in order of experts. They go to the ranks that have these, through the experts, and back
 -- to where they were. Backward takes the same way, since all_to_all has a gradient.
 local function through(experts, rows, send, receive)
   local out, back = sums(send, EACH), sums(receive, EACH)

@@ -35,6 +35,8 @@ describe("recipes/parallel/experts.lua", function()
       } do
         local own = runs:train(recipe, how[1], ("%s top=%d"):format(how[2], top))
         same(whole, own, ("%s, top %d"):format(how[2], top))
+        -- Those of all experts, wherever these are.
+        assert.matches("GPT, 94304 parameters", own.out)
       end
     end
   end)

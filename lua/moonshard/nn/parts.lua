@@ -613,18 +613,25 @@ end
 ---@return integer
 function parts.count(parameters)
   local axes, numbers = parts.axes(parameters), { 0, 0 }
+  -- What group_of of fsdp gives to some ranks: the first of these counts it. All ranks have some.
+  local group, rare = nil, { 0, 0 }
   for _, p in ipairs(parameters) do
-    local own, codes = declared[p], ownership.coded[p]
+    local own, codes, entry = declared[p], ownership.coded[p], ownership.sharded[p]
     local r = own and own.split and own.split.region
     local elements = r and region.count(r, 0, piece.elements(r.part))
       or piece.elements(codes and codes.shape or p:full_shape())
-    if parts.counts(p, axes) then
-      numbers[1] = numbers[1] + elements
-      if p:requires_grad() then numbers[2] = numbers[2] + elements end
+    local list, counts = numbers, parts.counts(p, axes)
+    if entry and entry.own then
+      group, list, counts = entry.model.group, rare, entry.shards:rank() == 0
+    end
+    if counts then
+      list[1] = list[1] + elements
+      if p:requires_grad() then list[2] = list[2] + elements end
     end
   end
   for _, axis in ipairs(axes) do numbers = axis:_share("sum", "i64", numbers, "parameters") end
-  return numbers[1], numbers[2]
+  if group then rare = group:_share("sum", "i64", rare, "parameters") end
+  return numbers[1] + rare[1], numbers[2] + rare[2]
 end
 
 return parts
