@@ -1,5 +1,5 @@
--- recipes/parallel/experts.lua: losses, norms and saved tensors of a model that has all experts on
--- one rank, written with plain modules (experts.lua); and what runs go on from.
+-- recipes/parallel/experts.lua: losses, norms, gradients and saved tensors of a model that has all
+-- experts on one rank, written with plain modules (plain_experts.lua); and what runs go on from.
 local command = require "command"
 local trained = require "trained"
 local falls, same = trained.falls, trained.same
@@ -39,6 +39,11 @@ describe("recipes/parallel/experts.lua", function()
         assert.matches("GPT, 94304 parameters", own.out)
       end
     end
+  end)
+
+  it("has the gradients of plain modules for the whole batch", function()
+    command.on_ranks("experts_gradients", "2")
+    command.on_ranks("experts_gradients", "4 --thread-ranks")
   end)
 
   it("drops what is beyond each rank's capacity", function()
