@@ -12,8 +12,8 @@ local cfg = ms.config {
   valid        = { "", help = "held-out shards; val*.bin or the last part of data unless given" },
   bytes        = { false, help = "data are text files, and their bytes the tokens" },
   weights      = { "", help = "start from this folder of a GPT-2, which decides the model" },
-  tensor       = { 0, help = "consecutive ranks that share each block; 2 if ranks are even" },
-  stages       = { 0, help = "stages of a pipeline of such groups; 2 if these are even" },
+  tensor       = { 0, help = "consecutive ranks that share each block; 0: 2, or 1 of odd ranks" },
+  stages       = { 0, help = "of a pipeline of such groups; 0: 2, or 1 if these are odd" },
   each         = { 1, help = "chunks of a rank: 2 or more for interleaved, 2 for zbv" },
   schedule     = {
     "1f1b", help = "gpipe, 1f1b, interleaved, zb_h1, zbv, or a table of PyTorch: FILE.csv",
