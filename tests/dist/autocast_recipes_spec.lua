@@ -17,6 +17,7 @@ local RECIPES <const> = {
   ddp_by_hand = "steps=3", gpt2_hybrid = "steps=3", llama_fsdp = "steps=3",
   ["parallel/tensor"] = "steps=3 length=32 batch=4 sequence=true",
   ["parallel/pipeline"] = "steps=3 length=32 batch=4",
+  ["parallel/context"] = "steps=3 length=32 batch=4 how=ring zigzag=true every.eval=0",
   ["parallel/experts"] = "steps=3 length=32 batch=4 every.eval=0",
   ["parallel/gpt2_3d"] = "steps=3 length=32 batch=4 stages=2 tensor=1",
 }
