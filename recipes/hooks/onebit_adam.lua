@@ -1,9 +1,11 @@
 -- 1-bit Adam: after a warm-up with plain means, Adam's variance is frozen, and only the signs of
 -- the momentum are sent, with error feedback in both directions. Tang, Gan, Awan, Rajbhandari, Li,
 -- Lian, Liu, Zhang, He: "1-bit Adam: Communication Efficient Large-Scale Training with Adam's
--- Convergence Speed", 2021. Returns a link and its optimizer: local onebit = dofile
+-- Convergence Speed", 2021. A link and its optimizer, for ms.ddp: hook=onebit_adam uses both, with
+-- the lr and the schedule of the recipe's optimizer. In a loop of your own: local onebit = dofile
 -- "recipes/hooks/onebit_adam.lua" { warmup = 100 } local net = ms.ddp(model, { comm_hook =
--- onebit.link }) local opt = onebit.optimizer(model, { lr = 1e-3 })
+-- onebit.link }) local opt = onebit.optimizer(model, { lr = 1e-3 }). Options: warmup 100 steps,
+-- beta1 0.9, beta2 0.999, block 256.
 local ms, hooks, optim = require "moonshard", require "moonshard.hooks", require "moonshard.optim"
 
 return function(options)
@@ -45,7 +47,7 @@ return function(options)
   end
 
   -- The optimizer gets the mean gradient during the warm-up, and the mean momentum after it.
-  made.optimizer = optim.define {
+  local adam = optim.define {
     name = "onebit_adam", defaults = { lr = 1e-3, eps = 1e-8 },
     step_param = function(p, arrived, own, group, step)
       own.first, own.second = own.first or p:zeros_like(), own.second or p:zeros_like()
@@ -61,6 +63,16 @@ return function(options)
       p:addcdiv_(own.first, own.second:sqrt():div_(scale2):add_(group.eps), -group.lr / scale1)
     end,
   }
+
+  -- given: options, or the optimizer whose parameters it takes over.
+  function made.optimizer(model, given)
+    if not (given and given.groups) then return adam(model, given) end
+    local groups = {}
+    for i, group in ipairs(given:groups()) do
+      groups[i] = { params = group.params, lr = group.lr, schedule = group.schedule }
+    end
+    return adam(groups)
+  end
 
   return made
 end

@@ -117,7 +117,6 @@ describe("a recipe with ms.scripts", function()
     fails("overlap=half.lua", "option overlap=half.lua", "ms.overlap")
     local where = command.source .. "/recipes"
     fails(("buckets='%s/policies/late_for_late.lua'"):format(where), "what ms.buckets gives")
-    fails(("hook='%s/hooks/onebit_adam.lua'"):format(where), "an optimizer that belongs to it")
     local _, told = run "-n 2 hook=half.lua hook.bye=2"
     local warning = "hook.bye is given, but 'half.lua' has not read it: did you mean hook.by?"
     assert.truthy(told:find(warning, 1, true), told)

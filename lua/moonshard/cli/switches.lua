@@ -143,7 +143,7 @@ local function declared_in(recipe)
   local text = file and file:read "a" or ""
   if file then file:close() end
   local names = text:match "scripts%.options"
-    and { "hook", "overlap", "buckets", "shard", "gather", "prefetch" } or {}
+    and { "hook", "overlap", "buckets", "shard", "gather", "prefetch", "local", "optimizer" } or {}
   text = text:gsub("%-%-[^\n]*", ""):gsub('"[^"\n]*"', '""')
   local body = text:match "ms%.config[%s%(%w_.]*(%b{})" or "{}"
   for name in body:sub(2, -2):gsub("%b{}", "{}"):gmatch "([%a_][%w_]*)%s*=" do

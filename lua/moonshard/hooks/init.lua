@@ -233,14 +233,21 @@ hooks._ready_made = { "bf16_compress", "fp16_compress", table.unpack(kind_names)
 table.sort(hooks._ready_made)
 
 --- For moonshard.scripts: the native link of that name with these options; or the link that a file
---- returns, or makes from options as in scripts/made_by.lua.
+--- returns, or makes from options as in scripts/made_by.lua. The result is a table of pieces,
+--- because a file may give more than a link.
 ---@param value string
 ---@param options table
 ---@param are_given boolean
----@return ms.Link
+---@return ms.Pieces
 function hooks._from(value, options, are_given)
-  if not value:match "%.lua$" then return hooks[value](options) end
-  return watch.link(value, "hook", refuse_file, hooks._name, made_by.link(options, are_given))
+  if not value:match "%.lua$" then return { link = hooks[value](options) } end
+  local taken = {}
+  local link = watch.link(value, "hook", refuse_file, hooks._name,
+    made_by.link(value, options, are_given, taken))
+  local found = {}
+  for name, piece in pairs(taken.pieces or { link = link }) do found[name] = piece end
+  if found.link then found.link = link end
+  return found
 end
 
 --- The name of a link in messages.

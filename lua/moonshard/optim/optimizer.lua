@@ -124,6 +124,15 @@ local function check_sharded(self, p, i, group)
   refuse_shards(self, name ~= "" and name or ("#%d"):format(i))
 end
 
+-- Tells others that the optimizer steps this parameter.
+local function enter(self, p)
+  -- One that steps nothing keeps others from changing a parameter, and is no part of joins.
+  local observes = self.kind.observes
+  ownership.stepped[p] = observes and ownership.stepped[p] or self
+  local entry = ownership.sharded[p]
+  if entry and not observes then sharded_join.add_optimizer(entry.model, self) end
+end
+
 local function add_group(self, group)
   kinds.check(self.kind, group)
   local list = group.params
@@ -172,11 +181,7 @@ local function add_group(self, group)
     self.slots[p] = { group = live, state = {}, position = self.count }
     self.order[self.count] = p
     if not core.is_parameter(p) then p:keep() end
-    -- One that steps nothing keeps others from changing a parameter, and is no part of joins.
-    local observes = self.kind.observes
-    ownership.stepped[p] = observes and ownership.stepped[p] or self
-    local entry = ownership.sharded[p]
-    if entry and not observes then sharded_join.add_optimizer(entry.model, self) end
+    enter(self, p)
   end
 end
 
@@ -222,6 +227,19 @@ function Optimizer:_allow_piece(p, name, is_sharded)
       wrap the model before the first step"):format(name))
   end
 end
+
+--- For scripts: another optimizer takes the parameters over. This one may still be asked for its
+--- groups.
+function Optimizer:_withdraw()
+  for _, p in ipairs(self.order) do
+    if ownership.stepped[p] == self then ownership.stepped[p] = nil end
+    local entry = ownership.sharded[p]
+    if entry then sharded_join.remove_optimizer(entry.model, self) end
+  end
+end
+
+--- After _withdraw: the optimizer steps its parameters after all.
+function Optimizer:_return() for _, p in ipairs(self.order) do enter(self, p) end end
 
 ---@return ms.ParamGroup[]
 function Optimizer:groups() return self.list end

@@ -1,16 +1,15 @@
 -- Files for gather=: they return before_gather and after_gather of ms.fsdp, or a function that
--- makes both from options.
+-- makes both from options; or pieces of a method.
 local core = require "moonshard.core"
+local pieces = require "moonshard.scripts.pieces"
 
 local gathers = {}
 
-local known = { before_gather = true, after_gather = true }
-
---- The table of the two functions.
+--- The pieces that a file gives; a table of the two functions is the piece `gather`.
 ---@param path string a Lua file
 ---@param options table that a file's function gets
 ---@param are_given boolean whether the user has given some
----@return { before_gather?: function, after_gather?: function }
+---@return ms.Pieces
 function gathers.from(path, options, are_given)
   local chunk, message = loadfile(path, "t")
   if not chunk then core.raise(message) end
@@ -20,17 +19,13 @@ function gathers.from(path, options, are_given)
     core.raise(("'%s' takes no options: it returns no function that makes a table from them")
       :format(path))
   end
-  local any = false
-  for key, value in pairs(type(result) == "table" and result or {}) do
-    if not known[key] or type(value) ~= "function" then
-      core.raise(("'%s': %s = %s: the functions before_gather and after_gather are expected")
-        :format(path, tostring(key), tostring(value)))
-    end
-    any = true
+  local found = pieces.of(path, result)
+  if found then return found end
+  if type(result) == "table" and next(result) ~= nil then
+    return { gather = pieces.check_gather(path, result) }
   end
-  if any then return result end
-  core.raise(("'%s' returns a %s: a table with before_gather, after_gather or both is expected")
-    :format(path, type(result)))
+  core.raise(("'%s' returns a %s: a table with before_gather, after_gather or both is expected, %s")
+    :format(path, type(result), pieces.expected))
 end
 
 return gathers

@@ -1,6 +1,7 @@
--- A user's scripts on any recipe: the options hook=, overlap= and buckets= of a command line. Each
--- is the name of a ready-made link, policy or plan, or a Lua file. And shard=, the strategy by
--- which ms.fsdp shards the model. This file applies them to a model and its optimizer.
+-- A user's scripts on any recipe: the options hook=, overlap=, buckets=, gather=, optimizer= ... of
+-- a command line. Each is the name of a ready-made link, policy or plan, or a Lua file. And shard=,
+-- the strategy by which ms.fsdp shards the model. This file applies them to a model and its
+-- optimizer.
 local adapters = require "moonshard.scripts.adapters"
 local buckets = require "moonshard.parallel.ddp.buckets"
 local chat = require "moonshard.chat"
@@ -8,6 +9,7 @@ local coded = require "moonshard.nn.coded"
 local core = require "moonshard.core"
 local ddp = require "moonshard.parallel.ddp"
 local fsdp = require "moonshard.parallel.fsdp"
+local fsdp_options = require "moonshard.parallel.fsdp.options"
 local gathers = require "moonshard.scripts.gathers"
 local hooks = require "moonshard.hooks"
 local launch = require "moonshard.base.launch"
@@ -16,6 +18,8 @@ local log = require "moonshard.base.log"
 local made_by = require "moonshard.scripts.made_by"
 local matrices = require "moonshard.scripts.matrices"
 local module = require "moonshard.nn.module"
+local optimizer_files = require "moonshard.scripts.optimizer_files"
+local pieces = require "moonshard.scripts.pieces"
 local plans = require "moonshard.parallel.overlap.plans"
 local prefetch = require "moonshard.parallel.fsdp.prefetch"
 local options_of = require "moonshard.base.options"
@@ -30,10 +34,12 @@ local check = options_of.check
 ---@class ms.scripts
 local scripts = {}
 
--- For each option: its ready-made values, the folder of its scripts in recipes/, and its help text.
+-- For each option: its ready-made values, the folder of its scripts in recipes/, its help text, and
+-- whether a file in that folder, or at hand, may be given by its name alone.
 local kinds = {
   hook = {
-    ready = hooks._ready_made, noun = "hook", folder = "hooks", what = "how gradients are sent",
+    ready = hooks._ready_made, noun = "hook", folder = "hooks", by_name = true,
+    what = "how gradients are sent",
   },
   overlap = {
     ready = plans.ready_made, noun = "policy", folder = "policies",
@@ -48,12 +54,16 @@ local kinds = {
     what = "what is gathered ahead, with shard=",
   },
   gather = {
-    ready = {}, noun = "gather", folder = "gathers",
+    ready = {}, noun = "gather", folder = "gathers", by_name = true,
     what = "what travels in gathers, with shard=",
   },
   ["local"] = {
     ready = {}, noun = "method", folder = "hooks", by_name = true,
     what = "how ranks meet that train weights of their own (diloco, slowmo ...)",
+  },
+  optimizer = {
+    ready = {}, noun = "optimizer", folder = "optim", by_name = true,
+    what = "the optimizer, instead of the recipe's own",
   },
 }
 
@@ -83,9 +93,11 @@ local function files_at_hand(folder)
   return found
 end
 
--- The file that a value names: the value, or a script at hand by its name alone.
+-- The file that a value names: the value, or a script at hand by its name alone, unless that is the
+-- name of something ready-made.
 local function file_of(name, value)
   local kind = kinds[name]
+  for _, ready in ipairs(kind.ready) do if ready == value then return value end end
   if kind.by_name and value:match "^[%w_]+$" then
     for _, path in ipairs(files_at_hand(kind.folder)) do
       if path:match "([^/]*)%.lua$" == value then return shipped.find(path) end
@@ -148,8 +160,9 @@ function scripts.options(options)
   for name, kind in pairs(kinds) do
     declare(options, name, {
       "", open = true, check = function(value) return complaint(name, value) end,
-      help = ("%s: %sa Lua file; %s.NAME=VALUE are its own options"):format(kind.what,
-        #kind.ready > 0 and ready_made(kind) .. ", or " or "", name),
+      help = ("%s: %sa Lua file%s; %s.NAME=VALUE are its own options"):format(kind.what,
+        #kind.ready > 0 and ready_made(kind) .. ", or " or "",
+        kind.by_name and (", or the name of one in recipes/%s"):format(kind.folder) or "", name),
     })
   end
   return options
@@ -157,7 +170,7 @@ end
 
 --- Ends the program with code 2 unless the value is the name of a ready-made link, policy or plan
 --- of its kind, or a Lua file.
----@param name "hook"|"overlap"|"buckets"|"gather"|"prefetch"|"local"
+---@param name "hook"|"overlap"|"buckets"|"gather"|"prefetch"|"local"|"optimizer"
 ---@param value string
 function scripts._check(name, value)
   local wrong = complaint(name, value)
@@ -167,12 +180,22 @@ end
 local makers = {
   hook = hooks._from, overlap = plans.planner_of, buckets = buckets.planner_of,
   gather = gathers.from, prefetch = prefetch.planner_of, ["local"] = local_methods.from,
+  optimizer = optimizer_files.from,
 }
 
----@param cfg table what ms.config gave
----@param name "hook"|"overlap"|"buckets"|"gather"|"prefetch"|"local"
----@return any
-function scripts.resolve(cfg, name)
+-- f(...), in which an error ends the program with code 2 and a message that names the option.
+local function guarded(name, value, f, ...)
+  local ok, result = pcall(f, ...)
+  if ok then return result end
+  if launch.is_exit(result) then error(result, 0) end
+  local message = tostring(result)
+  message = message:match "^[^\n:]*:%d+: (.*)" or message
+  launch.exit(2, ("option %s=%s: %s"):format(name, value, message))
+end
+
+-- What the option's value gives: a planner, or pieces; nil: it is not set. The arguments are for
+-- local_methods.from.
+local function open(cfg, name, model, refuse)
   local value, options = cfg[name] or "", cfg[name .. "_options"] or {}
   if value == "" then
     local key = next(options)
@@ -183,12 +206,124 @@ function scripts.resolve(cfg, name)
   value = file_of(name, value)
   local is_file = value:match "%.lua$" ~= nil
   local given = is_file and made_by.noticing(name, value, options) or options
-  local ok, result = pcall(makers[name], value, given, is_file and next(options) ~= nil)
-  if ok then return result end
-  if launch.is_exit(result) then error(result, 0) end
-  local message = tostring(result)
-  message = message:match "^[^\n:]*:%d+: (.*)" or message
-  launch.exit(2, ("option %s=%s: %s"):format(name, value, message))
+  if name == "local" then
+    return guarded(name, value, local_methods.from, value, given, model, refuse)
+  end
+  return guarded(name, value, makers[name], value, given, is_file and next(options) ~= nil)
+end
+
+-- The piece of a file that has no other.
+local function only(cfg, name, found, piece)
+  for _, other in ipairs(pieces.names) do
+    if other ~= piece and found[other] ~= nil then
+      launch.exit(2, ("option %s=%s: it gives the piece %s, too: ms.scripts.apply uses all pieces")
+        :format(name, cfg[name], other))
+    end
+  end
+  return found[piece]
+end
+
+-- For each option whose files may give pieces: what a file of its own kind gives.
+local piece_of = {
+  ["local"] = "local", hook = "link", gather = "gather", optimizer = "optimizer",
+}
+
+---@param cfg table what ms.config gave
+---@param name "hook"|"overlap"|"buckets"|"gather"|"prefetch"|"local"|"optimizer"
+---@return any
+function scripts.resolve(cfg, name)
+  if name ~= "local" then
+    local found = open(cfg, name)
+    return found and piece_of[name] and only(cfg, name, found, piece_of[name]) or found
+  end
+  if (cfg[name] or "") == "" then return open(cfg, name) end
+  return function(model)
+    local make = only(cfg, name, open(cfg, name, model), "local")
+    return make and make(model)
+  end
+end
+
+-- The options whose files may give pieces, in the order in which they are opened.
+local OPENED <const> = { "local", "hook", "gather", "optimizer" }
+
+-- Options of ms.fsdp that are given otherwise.
+local not_pieces = {
+  strategy = "shard=", comm_hook = "the piece link", before_gather = "the piece gather",
+  after_gather = "the piece gather", prefetch = "prefetch=",
+}
+
+-- Ends the program with code 2 if what a file gives does not fit what else is given. from: for each
+-- piece the option that gave it.
+local function check_pieces(cfg, found, from)
+  local function refuse(piece, format, ...)
+    local name = from[piece]
+    launch.exit(2, ("option %s=%s: %s"):format(name, cfg[name], format:format(...)))
+  end
+  if found["local"] then
+    local_methods.refuse_others(cfg, from["local"])
+    for _, other in ipairs { "link", "gather", "shard" } do
+      if found[other] ~= nil then
+        refuse("local", "each rank trains its own weights, so that the piece %s of %s=%s has \z
+          nothing to do", other, from[other], cfg[from[other]])
+      end
+    end
+  end
+  for _, piece in ipairs { "gather", "shard" } do
+    if found[piece] and (cfg.shard or "") == "" then
+      refuse(piece, "its piece %s is for a sharded model: give shard=... too", piece)
+    end
+  end
+  for key in pairs(found.shard or {}) do
+    if not_pieces[key] then
+      refuse("shard", "its piece shard has %s, which is given by %s", key, not_pieces[key])
+    elseif not fsdp_options.known[key] then
+      local names = {}
+      for name in pairs(fsdp_options.known) do names[#names + 1] = name end
+      table.sort(names)
+      local near = core.nearest(tostring(key), names)
+      refuse("shard", "its piece shard has '%s', and ms.fsdp has no such option%s", tostring(key),
+        near and (": did you mean '%s'?"):format(near) or "")
+    end
+  end
+end
+
+-- What all files give for a model that is not wrapped yet: pieces by name, and for each the option
+-- that gave it.
+local function all_pieces(cfg, model)
+  local found, from = {}, {}
+  for _, name in ipairs(OPENED) do
+    local given = open(cfg, name, model, function() local_methods.refuse_others(cfg, "local") end)
+    for _, piece in ipairs(pieces.names) do
+      if given and given[piece] ~= nil then
+        if from[piece] then
+          launch.exit(2, ("options %s=%s and %s=%s both give the piece %s: leave one of the two \z
+            out"):format(from[piece], cfg[from[piece]], name, cfg[name], piece))
+        end
+        found[piece], from[piece] = given[piece], name
+      end
+    end
+  end
+  check_pieces(cfg, found, from)
+  return found, from
+end
+
+-- The recipe's optimizer, or the one that a file makes instead of it.
+local function make_optimizer(cfg, net, make, found, from)
+  local own = make(net)
+  if not found.optimizer then return own end
+  if not optimizer_files.is_optimizer(own) then
+    core.raise(("scripts.apply: make gives a %s, and optimizer= takes the place of an ms.Optimizer")
+      :format(type(own)))
+  end
+  own:_withdraw()
+  local name = from.optimizer
+  local made = guarded(name, cfg[name], found.optimizer, net, own)
+  if not optimizer_files.is_optimizer(made) then
+    launch.exit(2, ("option %s=%s: it gives a %s, and an ms.Optimizer is expected, as \z
+      ms.optim.adamw gives or a kind of ms.optim.define"):format(name, cfg[name], type(made)))
+  end
+  if made == own then own:_return() end
+  return made
 end
 
 -- Ready-made policies that never step before all gradients are there.
@@ -209,9 +344,10 @@ local function own_options(extra)
 end
 
 -- Ends the program with code 2 for a complaint of ms.fsdp about its options; raises other errors.
-local function sharded(cfg, model, options)
+local function sharded(cfg, model, options, found)
+  for key, value in pairs(found.shard or {}) do options[key] = value end
   for key, value in pairs(cfg.shard_options or {}) do options[key] = value end
-  for key, value in pairs(scripts.resolve(cfg, "gather") or {}) do options[key] = value end
+  for key, value in pairs(found.gather or {}) do options[key] = value end
   local ahead = scripts.resolve(cfg, "prefetch")
   if ahead and options.prefetch ~= nil then
     launch.exit(2, "prefetch= and shard.prefetch= are one option: give one of them")
@@ -270,30 +406,33 @@ function scripts.apply(cfg, model, make, extra)
       .. type(make))
   end
   local clip, policy, given = extra.clip, cfg.overlap or "", own_options(extra)
-  local shards, method = is_sharded(cfg), scripts.resolve(cfg, "local")
+  local shards = is_sharded(cfg)
   local options = shards and given.fsdp or given.ddp
   if type(model) == "function" then model = make_model(model, shards or extra.meta) end
   if not shards and extra.meta then model:materialize() end
-  if method then
+  local found, from = all_pieces(cfg, model)
+  if found["local"] then
     if extra.links then core.raise "scripts.apply: links are for gradients that ranks share" end
-    local_methods.give(cfg, model, method)
-    return model, make(model), clip
+    guarded(from["local"], cfg[from["local"]], local_methods.give, model, found["local"])
+    return model, make_optimizer(cfg, model, make, found, from), clip
   end
-  local hook, planner = scripts.resolve(cfg, "hook"), scripts.resolve(cfg, "overlap")
+  local planner = scripts.resolve(cfg, "overlap")
   options.buckets = scripts.resolve(cfg, "buckets")
-  local plain = not (hook or planner or options.buckets or extra.links or shards)
-  if core.world():size() == 1 and plain then return model, make(model), clip end
+  local plain = not (found.link or planner or options.buckets or extra.links or shards)
+  if core.world():size() == 1 and plain then
+    return model, make_optimizer(cfg, model, make, found, from), clip
+  end
   local links = { table.unpack(extra.links or {}) }
   if clip and not late[policy] then
     log.log("overlap=%s may step in backward: the chain clips by the last step's norm", policy)
     table.insert(links, 1, hooks.clip { max_norm = clip, scope = "lagged" })
     clip = nil
   end
-  links[#links + 1] = hook
+  links[#links + 1] = found.link
   if #links > 0 then options.comm_hook = hooks.chain(links) end
   local net
-  if shards then net = sharded(cfg, model, options) else net = ddp.ddp(model, options) end
-  local optimizer = make(net)
+  if shards then net = sharded(cfg, model, options, found) else net = ddp.ddp(model, options) end
+  local optimizer = make_optimizer(cfg, net, make, found, from)
   if planner then optimizer:overlap(net, planner) end
   return net, optimizer, clip
 end

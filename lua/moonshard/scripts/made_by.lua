@@ -2,6 +2,7 @@
 -- whether the script has read the given options.
 local core = require "moonshard.core"
 local log = require "moonshard.base.log"
+local pieces = require "moonshard.scripts.pieces"
 local steps = require "moonshard.train.steps"
 
 local made_by = {}
@@ -56,21 +57,24 @@ local function is_link(f)
 end
 
 --- The link for a value that a file returned: the value itself, or, if it is a function that is not
---- a link, the link that it makes from options.
+--- a link, the link that it makes from options; of pieces of a method, the link among them.
+---@param path string of the file
 ---@param options table
 ---@param are_given boolean whether the user gave some
+---@param taken table gets the pieces that the file gave first
 ---@return fun(value: any): any
-function made_by.link(options, are_given)
+function made_by.link(path, options, are_given, taken)
   return function(value)
-    if type(value) ~= "function" or is_link(value) then
-      if are_given then error("takes no options: it returns a link, not a function(options)", 0) end
-      return value
+    if type(value) == "function" and not is_link(value) then value = value(options)
+    elseif are_given then
+      error(("takes no options: it returns %s, not a function(options)"):format(
+        pieces.is(value) and "pieces of a method" or "a link"), 0)
     end
-    local link = value(options)
-    if type(link) == "table" and getmetatable(link) == nil and link.link then
-      error("gives a link and an optimizer that belongs to it: use both in a recipe of your own", 0)
-    end
-    return link
+    local found = pieces.of(path, value)
+    if not found then return value end
+    taken.pieces = taken.pieces or found
+    -- What a watched file gives later takes the place of the link only.
+    return found.link or function(bucket, next) return next(bucket) end
   end
 end
 

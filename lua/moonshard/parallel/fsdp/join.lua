@@ -57,6 +57,15 @@ function join.add_optimizer(s, optimizer)
   s.optimizers[s.optimizer_count], s.numbers[optimizer] = optimizer, s.optimizer_count
 end
 
+--- The optimizer steps no parameter of the model any more.
+---@param s ms.FSDPState
+---@param optimizer ms.Optimizer
+function join.remove_optimizer(s, optimizer)
+  local number = s.numbers[optimizer]
+  if not number then return end
+  s.optimizers[number], s.numbers[optimizer] = nil, nil
+end
+
 function join.number_of(s, optimizer) return s.numbers[optimizer] end
 
 --- Names of those of the parameters that are the model's; nil represents all.
