@@ -1,6 +1,7 @@
--- `moonshard bench hooks`: the time of a step with each link, policy and local method, over network
--- links of several speeds, and which of them are faster than the plain mean.
+-- `moonshard bench hooks`: the time of a step with each link, policy and method of recipes/hooks,
+-- over network links of several speeds, and which of them are faster than the plain mean.
 local own_script = require "moonshard.cli.own_script"
+local ownership = require "moonshard.base.ownership"
 local shipped = require "moonshard.base.shipped"
 local switches = require "moonshard.cli.switches"
 
@@ -11,12 +12,14 @@ local MODEL = { layers = 2, heads = 4, vocab = 256, context = 64 }
 local SCRIPTS = { "hook", "overlap", "buckets", "local" }
 local WARM = 5  -- warm-up: buckets are rebuilt, plans are made, links reach their start_step
 
--- Methods of recipes/hooks/ with which each rank trains weights of its own, and steps from one
--- meeting to the next, unless the user says otherwise.
-local LOCAL = { "local_sgd", "slowmo", "diloco", "streaming_diloco" }
+-- Options with which files of recipes/hooks/ are measured; others have their defaults.
+local OPTIONS = { powersgd = { start_step = 2 }, onebit_adam = { warmup = 2 } }
+
+-- Steps of a local method from one meeting to the next, unless the user says otherwise.
 local PERIOD <const> = 10
 
--- The entry of such a method: its time is the mean over whole periods.
+-- The entry of a method with which each rank trains weights of its own: its time is the mean over
+-- whole periods.
 local function local_way(short, cfg)
   cfg.local_options.period = cfg.local_options.period or PERIOD
   return { ("local %s, every %s"):format(short, cfg.local_options.period), cfg = cfg,
@@ -43,10 +46,31 @@ local function own_ways(parsed)
   return list
 end
 
+-- The methods of recipes/hooks/: by name, path and kind. A file that takes the model is of local=;
+-- one that says what travels in gathers is for sharded models, and is not measured here.
+local function shipped_methods()
+  local core = require "moonshard.core"
+  local folder = core.exists "recipes/hooks" == "folder" and "recipes/hooks"
+    or (shipped.folder "recipes" or "recipes") .. "/hooks"
+  local names, list = core.list(folder) or {}, {}
+  table.sort(names)
+  for _, file in ipairs(names) do
+    local name, path = file:match "^(.*)%.lua$", ("%s/%s"):format(folder, file)
+    local text = name and core.file_read(path)
+    if text then
+      list[#list + 1] = {
+        name = name, path = path, is_sharded = text:find "before_gather" ~= nil,
+        is_local = text:find "options%.model" ~= nil or text:find '%["local"%]' ~= nil,
+      }
+    end
+  end
+  return list
+end
+
 -- Name, and the link or the plan. All are compared with the plain mean; noop gives the time of a
 -- step without communication.
 local function ways()
-  local core, hooks = require "moonshard.core", require "moonshard.hooks"
+  local hooks = require "moonshard.hooks"
   local list = {
     { "all_reduce" },
     { "noop", link = hooks.noop },
@@ -71,10 +95,15 @@ local function ways()
     { "plan early_where_hidden", plan = "early_where_hidden" },
     { "bf16, in_backward", link = hooks.bf16_compress, plan = "in_backward" },
   }
-  for _, name in ipairs(LOCAL) do
-    local path = shipped.find(("recipes/hooks/%s.lua"):format(name))
-    if core.exists(path) == "file" then
-      list[#list + 1] = local_way(name, { ["local"] = path, local_options = {} })
+  for _, method in ipairs(shipped_methods()) do
+    local options = {}
+    for key, value in pairs(OPTIONS[method.name] or {}) do options[key] = value end
+    if method.is_local then
+      list[#list + 1] = local_way(method.name, { ["local"] = method.path, local_options = options })
+    elseif not method.is_sharded then
+      list[#list + 1] = {
+        method.name .. ".lua", cfg = { hook = method.path, hook_options = options },
+      }
     end
   end
   return list
@@ -94,13 +123,15 @@ local function make_batch(parsed)
   return ms.randint { parsed.batch, MODEL.context, low = 0, high = MODEL.vocab, seed = 1 }
 end
 
+local function make_optimizer(net) return require "moonshard".optim.adamw(net, { lr = 1e-4 }) end
+
 -- Measures a method that lets ranks meet in some steps only: over whole periods, so its mean is the
 -- time of a step. What of it is communication is not known.
 local function measure_local(way, parsed, median)
   local core, ms = require "moonshard.core", require "moonshard"
   local model, x, period = make_model(parsed), make_batch(parsed), way.period
-  local method = ms.scripts.resolve(way.cfg, "local")(model)
-  local optimizer = ms.optim.adamw(model, { lr = 1e-4 })
+  local _, optimizer = ms.scripts.apply(way.cfg, model, make_optimizer)
+  local method = ownership.methods[model]
   local warm = -(-WARM // period) * period
   local steps = -(-parsed.steps // period) * period
   local times, whole, payload, before = {}, 0, 0, nil
@@ -133,15 +164,13 @@ local function measure(way, parsed, median)
   if way.period then return measure_local(way, parsed, median) end
   local core, ms = require "moonshard.core", require "moonshard"
   local model, x = make_model(parsed), make_batch(parsed)
-  local cfg, bytes = way.cfg or {}, { 64 << 10, 512 << 10 }
-  local buckets = ms.scripts.resolve(cfg, "buckets")
-  local net = ms.ddp(model, {
-    comm_hook = way.link and way.link() or ms.scripts.resolve(cfg, "hook") or "all_reduce",
-    buckets = buckets, bucket_bytes = not buckets and bytes or nil,
+  local cfg = way.cfg or {}
+  local bytes = not cfg.buckets and { 64 << 10, 512 << 10 } or nil
+  local net, optimizer = ms.scripts.apply(cfg, model, make_optimizer, {
+    ddp = { bucket_bytes = bytes },
+    links = { way.link and way.link() or not cfg.hook and "all_reduce" or nil },
   })
-  local optimizer = ms.optim.adamw(model, { lr = 1e-4 })
-  local plan = way.plan or ms.scripts.resolve(cfg, "overlap")
-  if plan then optimizer:overlap(net, plan) end
+  if way.plan then optimizer:overlap(net, way.plan) end
   local times, exposed, before = {}, {}, nil
   for step in ms.steps(WARM + parsed.steps) do
     net(x):cross_entropy(x):backward()
@@ -275,6 +304,11 @@ function bench_hooks.register(parser, median)
     for link in parsed.links:gmatch "%S+" do links[#links + 1] = link end
     parsed.links = links
     parsed.ranks = math.max(parsed.ranks, 2)
+    for _, method in ipairs(shipped_methods()) do
+      if method.is_sharded and not parsed.json then
+        print(("%s is not measured: it is for sharded models (shard=...)"):format(method.name))
+      end
+    end
     local rows, failed = each_link(parsed)
     if failed or #rows == 0 or #rows[1] == 0 then return failed or 1 end
     if not parsed.json then print_table(parsed, rows) end
