@@ -5,13 +5,13 @@ local ms = require "moonshard"
 local nn, optim, data = ms.nn, ms.optim, ms.data
 local o = ms.config {
   method = "none", optimizer = "adamw", steps = 60, seed = 1, source = ".", width = 32,
-  context = 16, batch = 16,
+  context = 16, batch = 16, shard = "",
 }
 local rank, size = ms.rank(), ms.world_size()
 
 local function recipe(name) return dofile(o.source .. "/recipes/hooks/" .. name .. ".lua") end
 
--- link: a link; make: its own optimizer; outer: an object whose after_step(step) is called after
+-- link: a link; pieces: of a sharded run; make: its own optimizer; outer: an object whose after_step(step) is called after
 -- each step of a model that is not wrapped.
 local half = o.steps // 10
 local methods = {
@@ -23,6 +23,15 @@ local methods = {
   end,
   int8_all_to_all = function() return { link = recipe "int8_all_to_all" {} } end,
   demo = function() return { link = recipe "demo" { keep = 40, decay = 0.9 } } end,
+  loco = function() return { link = recipe "loco" { reset = o.steps // 3 } } end,
+  zeropp = function()
+    local pieces = recipe "zeropp" {}
+    return { link = pieces.link, pieces = pieces }
+  end,
+  sdp4bit = function()
+    local pieces = recipe "sdp4bit" {}
+    return { link = pieces.link, pieces = pieces }
+  end,
   random_k = function() return { link = recipe "random_k" { fraction = 0.7 } } end,
   diloco = function(model)
     return {
@@ -52,7 +61,17 @@ local methods = {
 ms.seed(o.seed)
 local model = nn.gpt2 { vocab = 128, context = o.context, layers = 2, width = o.width, heads = 2 }
 local method = o.method == "none" and {} or methods[o.method](model)
-local net = method.outer and model
+local function sharded()
+  local pieces = method.pieces or {}
+  local options = {
+    strategy = o.shard, wrap = { class = "GPT2Block" }, comm_hook = method.link,
+    before_gather = pieces.gather and pieces.gather.before_gather,
+    after_gather = pieces.gather and pieces.gather.after_gather,
+  }
+  for name, value in pairs(pieces.shard or {}) do options[name] = value end
+  return ms.fsdp(model, options)
+end
+local net = method.outer and model or o.shard ~= "" and sharded()
   or ms.ddp(model, { comm_hook = method.link or "all_reduce", bucket_bytes = 512 * o.width })
 local kinds = {
   adamw = { optim.adamw, 1e-3 }, sgd = { optim.sgd, 0.1 }, momentum = { optim.sgd, 0.1, 0.9 },
@@ -118,6 +137,10 @@ if rank == 0 then
   for i, p in ipairs(model:parameters()) do shapes[i] = table.concat(p:shape(), "x") end
   for i, b in ipairs(not method.outer and net:stats().buckets or {}) do
     buckets[i] = b.bytes // 4
+  end
+  -- Of a sharded model: numbers of each unit's shard.
+  for i, unit in ipairs(o.shard ~= "" and net:units() or {}) do
+    buckets[i] = unit.shard_bytes // 4
   end
   print("shapes " .. table.concat(shapes, " "))
   print("buckets " .. table.concat(buckets, " "))

@@ -5,6 +5,7 @@
 -- kind, name, facts, core, options } that is callable too. The engine runs a chain that has only
 -- native links; every other chain runs here. All facts about native links come from the engine's
 -- table (core.link_kinds): a link that is added there has a function here.
+local bucket_parts = require "moonshard.parallel.bucket_parts"
 local core = require "moonshard.core"
 local future = require "moonshard.parallel.future"
 local link_state = require "moonshard.parallel.link_state"
@@ -138,6 +139,7 @@ table.sort(by_name)
 ---@param name string
 ---@return ms.State
 hooks.state = link_state.new
+hooks.parts, hooks.joined = bucket_parts.parts, bucket_parts.joined
 
 local stage_options = { "name", "needs", "gives", "encode", "decode", "observe", "is_local" }
 

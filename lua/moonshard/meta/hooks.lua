@@ -121,6 +121,31 @@
 --- state:of("run").seen --> 1
 --- ```
 ---@field state fun(name: string): ms.State
+--- For links that send each rank its own part. t is as long as the bucket's buffer. Row r + 1 is the
+--- part of rank r in the group that is the second result: what bucket:shard(t) gives there, under
+--- each layout. An all_reduce bucket is cut into equal parts, with zeros at the end of the last one.
+--- ```lua
+--- -- Each rank adds up its part, and then gathers those of the others.
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = function(bucket)
+---   local parts, group = ms.hooks.parts(bucket, bucket:buffer())
+---   local rows = group:all_to_all(parts)
+---   return rows:and_then(function(all) return group:all_gather(all:sum(1, true)) end)
+---     :and_then(function(all) return ms.hooks.joined(bucket, all:div_(bucket:divisor())) end)
+--- end })
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- model.module.weight:grad() --> { { 1.0, 1.0 } }
+--- ```
+---@field parts fun(bucket: ms.Bucket, t: ms.Tensor): ms.Tensor, ms.Group
+--- The inverse of parts: a tensor that is as long as the bucket's buffer.
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = function(bucket, next)
+---   local parts = ms.hooks.parts(bucket, bucket:buffer())
+---   ms.hooks.joined(bucket, parts):numel() == bucket:buffer():numel() --> true
+---   return next(bucket)
+--- end })
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- ```
+---@field joined fun(bucket: ms.Bucket, parts: ms.Tensor): ms.Tensor
 -- links
 --- From here on, the links are native. Those marked * also exist in Lua, in lua/moonshard/hooks/,
 --- with equal results. * The reduction that the kind of the bucket needs. op: "avg" unless given.
