@@ -11,8 +11,8 @@ local rank, size = ms.rank(), ms.world_size()
 
 local function recipe(name) return dofile(o.source .. "/recipes/hooks/" .. name .. ".lua") end
 
--- link: a link; pieces: of a sharded run; make: its own optimizer; outer: an object whose after_step(step) is called after
--- each step of a model that is not wrapped.
+-- link: a link; pieces: of a sharded run; make: its own optimizer; outer: an object whose
+-- after_step(step) is called after each step of a model that is not wrapped.
 local half = o.steps // 10
 local methods = {
   powersgd = function() return { link = recipe "powersgd" { rank = 8, start_step = half } } end,

