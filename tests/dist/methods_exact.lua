@@ -153,6 +153,15 @@ function what.zeropp()
     assert(off < limit, ("off by %g, limit %g"):format(off, limit))
   end)
   assert(worst > 0.001, "nothing was rounded")
+  -- All blocks are of fewer than 256 numbers.
+  local function codes(n, bits) return 4 + (n * bits + 7) // 8 end
+  local n = -(-78 // ranks)
+  local wanted = ranks * codes(n, 4)
+  if options_of.ranks then wanted = 2 * codes(2 * n, 8) + 2 * codes(n, 4) end
+  if o.layout == "ddp" then wanted = wanted + codes(n, 8) end
+  if o.layout == "rows" or o.hybrid then return end
+  local sent = net:stats().payload_bytes
+  assert(sent == wanted, ("%d bytes, wanted %d"):format(sent, wanted))
 end
 
 -- SDP4Bit: units compute with weights that are off by half a level of the last change, at most; the

@@ -81,7 +81,7 @@ describe("the annotations", function()
     ["ms.OverlapPlanner"] = true, ["ms.BucketsPlanner"] = true,
     ["ms.PrefetchPlanner"] = true, ["ms.GenerateOptions"] = true,
     ["ms.JsonLoaderOptions"] = true, ["ms.PipelineOptions"] = true,
-    ["ms.CustomOptions"] = true, ["ms.PartState"] = true,
+    ["ms.CustomOptions"] = true, ["ms.PartState"] = true, ["ms.Pieces"] = true,
     ["ms.WholeKind"] = true,
   }
 

@@ -95,11 +95,29 @@
 --- gets its values: base weights that become codes are read in parts.
 ---@field meta? boolean
 
+--- What a file of hook=, gather=, optimizer= or local= may give together, any of them.
+---@class ms.Pieces
+--- A link for ms.ddp, or for ms.fsdp where the model is sharded.
+---@field link? ms.Link
+--- Makes the optimizer, from the wrapped model and the optimizer that the recipe made. That one does
+--- not step; its groups() have the parameters, lr and schedule.
+---@field optimizer? fun(model: ms.Module, recipe: ms.Optimizer): ms.Optimizer
+--- Makes what ranks do that train weights of their own, from the model, which is not wrapped: a
+--- table with after_step(step), and with state() and load_state(t) if it has something to save.
+---@field local? fun(model: ms.Module): table
+--- What travels in gathers of a sharded model: functions before_gather, after_gather or both.
+---@field gather? table
+--- Options of ms.fsdp that the user has not given as shard.NAME.
+---@field shard? table<string, any>
+
 --- Scripts on any recipe: the options hook=, overlap= and buckets= of a command line, each the
 --- name of a ready-made way or a Lua file, with the script's own options as hook.fraction=0.01; and
 --- shard=, a strategy of ms.fsdp, with other options of ms.fsdp as shard.layout=rows; prefetch=,
---- what it gathers ahead; gather=, a file that says what travels in its gathers; and local=, a
---- method with which each rank trains weights of its own and meets the others now and then.
+--- what it gathers ahead; gather=, a file that says what travels in its gathers; optimizer=, a file
+--- that makes the optimizer instead of the recipe; and local=, a method with which each rank trains
+--- weights of its own and meets the others now and then. Files of hook=, gather=, optimizer= and
+--- local= may be given by their name alone: hook=loco is recipes/hooks/loco.lua. A ready-made way of
+--- this name comes first.
 ---
 --- A hook's file returns a link, or a function(options) that makes one; a function whose first
 --- parameter is called bucket, or that has two, is a link. The file of a policy or of a bucket
@@ -110,8 +128,15 @@
 --- after_step(step, optimizer), and with state() and load_state(t) if it has something to save:
 --- `ms.train` calls the first after each step and saves the rest. local=diloco is
 --- recipes/hooks/diloco.lua.
+--- The file of optimizer= returns a function(options), which gets the wrapped model as options.model
+--- and the recipe's own optimizer as options.recipe, and gives an ms.Optimizer. It is called before
+--- the model is wrapped, and once more if it reads one of the two.
+---
+--- The files of hook=, gather=, optimizer= and local= may also return a table of pieces, ms.Pieces,
+--- or a function(options) that gives one. Two files that give the same piece end the program with
+--- code 2.
 ---@class ms.scripts
---- Adds the seven options to those of ms.config, and returns the table.
+--- Adds the eight options to those of ms.config, and returns the table.
 --- ```lua
 --- local cfg = ms.config(ms.scripts.options { lr = 1e-3 })
 --- cfg.hook --> ""
@@ -132,13 +157,14 @@
 --- ```
 ---@field apply fun(cfg: table, model: ms.Module|ms.MakeModel, make: ms.MakeOptimizer, extra?: ms.ApplyOptions): ms.Module, ms.Optimizer, number?
 --- For what apply does not do: the link ("hook"), policy ("overlap"), plan ("buckets"), table of
---- functions ("gather") or strategy ("prefetch") that the option of cfg names; nil where it is not
---- set. A wrong one ends the run with 2.
+--- functions ("gather") or strategy ("prefetch") that the option of cfg names; a function of the
+--- model ("local"), or of the wrapped model and the recipe's optimizer ("optimizer"); nil where it
+--- is not set. A wrong one ends the run with 2, and so does a file that gives further pieces.
 --- ```lua
 --- local cfg = ms.config(ms.scripts.options {})
 --- ms.scripts.resolve(cfg, "hook") --> nil
 --- ```
----@field resolve fun(cfg: table, name: "hook"|"overlap"|"buckets"|"gather"|"prefetch"|"local"): any
+---@field resolve fun(cfg: table, name: "hook"|"overlap"|"buckets"|"gather"|"prefetch"|"local"|"optimizer"): any
 --- Two data sets, to train and to validate on, by three options of cfg: data, a path; valid, a path
 --- or ""; bytes: the paths name texts, and not token shards. Without a path the validation is the
 --- val*.bin of a folder of shards, or else the last twentieth of the data. A path that cannot be

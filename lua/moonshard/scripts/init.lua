@@ -233,8 +233,9 @@ local piece_of = {
 ---@return any
 function scripts.resolve(cfg, name)
   if name ~= "local" then
-    local found = open(cfg, name)
-    return found and piece_of[name] and only(cfg, name, found, piece_of[name]) or found
+    local found, piece = open(cfg, name), piece_of[name]
+    if not (found and piece) then return found end
+    return only(cfg, name, found, piece)
   end
   if (cfg[name] or "") == "" then return open(cfg, name) end
   return function(model)

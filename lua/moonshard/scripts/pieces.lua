@@ -4,16 +4,7 @@ local core = require "moonshard.core"
 
 local pieces = {}
 
---- What a method may have. link: a link. local: a function of the
---- model that gives what ms.train calls after each step. optimizer: a function of the wrapped model
---- and the recipe's own optimizer. gather: before_gather, after_gather. shard: options of ms.fsdp.
----@class ms.Pieces
----@field link? ms.Link
----@field optimizer? fun(model: ms.Module, recipe: ms.Optimizer): ms.Optimizer
----@field gather? { before_gather?: function, after_gather?: function }
----@field shard? table<string, any>
-
---- Their names, in the order in which they are applied and named in messages.
+--- The names of the fields of ms.Pieces, in the order in which messages name them.
 pieces.names = { "link", "local", "optimizer", "gather", "shard" }
 
 local types = {
