@@ -48,6 +48,8 @@ local links = {
   ["recipes/powersgd"] = function() return recipe "powersgd" { rank = 2, start_step = 5 } end,
   ["recipes/dgc"] = function() return recipe "dgc" { fraction = 0.1 } end,
   ["recipes/onebit_adam"] = function() return recipe "onebit_adam" { warmup = 5 }.link end,
+  ["recipes/loco"] = function() return recipe "loco" { reset = 7 } end,
+  ["recipes/zeropp"] = function() return recipe "zeropp"().link end,
   ["recipes/int8_all_to_all"] = function() return recipe "int8_all_to_all" {} end,
   ["recipes/demo"] = function() return recipe "demo" { keep = 8 } end,
   ["recipes/random_k"] = function() return recipe "random_k" { fraction = 0.5 } end,

@@ -24,6 +24,12 @@ for step in ms.steps(cfg.steps) do
   else net:join({}, function() if ms.rank() == 0 or step < 2 then pass() end end) end
   local method = require "moonshard.base.ownership".methods[net]
   if method then method.after_step(step) end
+  if step % 3 == 2 and ms.rank() == 0 and io.open("next.lua") then
+    os.rename("next.lua", "watched.lua")
+    local core = require "moonshard.core"
+    local from = core.clock_ms()                            -- files are looked at every 20 ms
+    while core.clock_ms() - from < 25 do end
+  end
 end
 local whole = net:state().weight
 if ms.rank() == 0 then
@@ -134,6 +140,17 @@ describe("the pieces of a method:", function()
     assert.matches("weight %-40, five, fsdp",
       run "-n 2 shard=full_shard hook=double gather=int8 optimizer=all \z
         optimizer.leave=link,gather,shard")
+  end)
+
+  it("a watched file takes a new link, and keeps its other pieces", function()
+    local text = FILES.all:gsub("made.gather.-end }\n", ""):gsub("made.shard[^\n]*", "")
+    file("watched", text)
+    file("next", (text:gsub("mul_%(2%)", "mul_(3)"):gsub("lr = 5", "lr = 1000")))
+    local out = run "-n 2 --watch steps=12 hook=watched"
+    local first = tonumber(out:match "in force from step (%d+) on")
+    assert.is_true(first == 3 or first == 4, out)
+    assert.equal(-5 * (2 * first + 3 * (12 - first)), tonumber(out:match "weight (%S+),"))
+    assert.matches("five", out)
   end)
 
   it("a file is found by its name, and a ready-made name comes first", function()
