@@ -214,6 +214,8 @@ describe("the pieces of a method:", function()
       fails("optimizer=p", "option optimizer=p", what)
     end
     fails("optimizer=lion", "returns a function of two arguments: a function(options) that gives")
+    fails("hook=diloco", "model is missing; a method with which each rank trains its own weights \z
+      is for local=")
     fails("optimizer.by=3", "optimizer.by is given, but no optimizer=")
   end)
 

@@ -190,7 +190,10 @@ local function guarded(name, value, f, ...)
   if launch.is_exit(result) then error(result, 0) end
   local message = tostring(result)
   message = message:match "^[^\n:]*:%d+: (.*)" or message
-  launch.exit(2, ("option %s=%s: %s"):format(name, value, message))
+  -- Files of hook= and of local= are in one folder.
+  local hint = name == "hook" and message:find "model is missing"
+    and "; a method with which each rank trains its own weights is for local=" or ""
+  launch.exit(2, ("option %s=%s: %s%s"):format(name, value, message, hint))
 end
 
 -- What the option's value gives: a planner, or pieces; nil: it is not set. The arguments are for
