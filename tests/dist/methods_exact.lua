@@ -186,6 +186,17 @@ function what.sdp4bit()
     changes[step + 1] = math.max(changes[step + 1] or 0, greatest(exact[i] - last[i]))
   end)
   assert(off > 0 and off < 0.05 * whole, ("%g of %g"):format(off, whole))
+  -- A state that is loaded in the middle of a run: ranks go on from what they know of each other.
+  local saved = net:state { kind = "sharded" }
+  train(net, 3, function() end)
+  local known, most = { table.unpack(model.seen) }, 0
+  net:load_state(saved)
+  for i in ipairs(SIZES) do most = math.max(most, greatest(exact[i] - known[i])) end
+  net(gradients(99, rank))
+  for i in ipairs(SIZES) do
+    local far = greatest(model.seen[i] - exact[i])
+    assert(far <= 1.001 * most / 14, ("off by %g of %g after a load"):format(far, most))
+  end
 end
 -- With error_feedback before the links, what they lose in a step is sent later: the sums differ by
 -- what is left, about half a level. Without it they differ by a level and more after 200 steps.
