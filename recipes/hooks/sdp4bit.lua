@@ -8,8 +8,7 @@
 -- weights that share a scale.
 local ms, hooks = require "moonshard", require "moonshard.hooks"
 
-local SMOOTH <const> = 32
-local rows = {}
+local SMOOTH <const>, rows = 32, {}
 for i = 1, SMOOTH do
   rows[i] = {}
   for j = 1, SMOOTH do
@@ -21,36 +20,32 @@ end
 
 return function(options)
   options = options or {}
-  local ranks, block = options.ranks, options.block or 128
+  local ranks, block, pieces = options.ranks, options.block or 128, {}
   local int4, int8 = ms.codec("int4", { block = block }), ms.codec("int8", { block = block })
   local change = ms.codec("int4", { block = options.weights or 32 })
-  local hadamard = ms.tensor(rows, "f32"):keep()                     -- it is its own inverse
-  local host, hosts
+  local hadamard, host, hosts = ms.tensor(rows, "f32"):keep(), nil, nil
   if ranks then
     assert(ranks > 1 and ranks < ms.world_size() and ms.world_size() % ranks == 0,
       "sdp4bit: ranks must divide the number of all ranks, and be neither 1 nor all")
     host, hosts = ms.world():levels(ranks)
   end
-  local function smooth(t) return t:reshape(-1, SMOOTH):matmul(hadamard) end
+  local function smooth(t) return t:reshape(-1, SMOOTH):matmul(hadamard) end  -- its own inverse
 
-  -- The future of the sum of the ranks' parts, smoothed. smoothed: a row for each rank.
-  local function reduce(smoothed, group)
-    local n = smoothed:size(2)
+  -- The future of the sum of the ranks' parts. parts: smoothed, a row for each rank.
+  local function reduce(parts, group)
+    local n = parts:size(2)
     local function last(t, among)
-      return among:all_to_all(int4:encode(t)):and_then(function(all)
-        return int4:decode_sum(all, n)
-      end)
+      local codes = among:all_to_all(int4:encode(t))
+      return codes:and_then(function(all) return int4:decode_sum(all, n) end)
     end
-    if not host then return last(smoothed, group) end
+    if not host then return last(parts, group) end
     assert(group:size() == ms.world_size(), "sdp4bit: ranks= is for gradients of all ranks")
     local h, a = host:size(), hosts:size()
-    local mine = smoothed:view(a, h, n):transpose(1, 2):reshape(h, a * n)
+    local mine = parts:view(a, h, n):transpose(1, 2):reshape(h, a * n)
     return host:all_to_all(int8:encode(mine)):and_then(function(all)
       return last(int8:decode_sum(all, a * n):view(a, n), hosts)
     end)
   end
-
-  local pieces = {}
 
   function pieces.link(bucket)
     assert(bucket:kind() ~= "all_reduce", "sdp4bit: it is for sharded models: shard=full_shard")
@@ -106,6 +101,5 @@ return function(options)
     end,
   }
   pieces.shard = { reshard_after_forward = false }
-
   return pieces
 end
