@@ -10,11 +10,17 @@ local ms = require "moonshard"
 return function(options)
   options = options or {}
   local group, dion = options.group or ms.world(), {}
-  local is_local = setmetatable({}, { __mode = "k" })           -- matrices, which links leave alone
+  local is_local = setmetatable({}, { __mode = "k" })           -- matrices
+  local arrived = setmetatable({}, { __mode = "k" })            -- their gradients, until the step
 
   local kind = ms.optim.define {
     name = "dion", defaults = { lr = 0.01, momentum = 0.95, rank = 8 },
     whole = {
+      before = function(p, gradient)
+        local own = arrived[p]
+        arrived[p] = nil
+        return own or gradient
+      end,
       update = function(gradient, own, now)
         local rows, columns = gradient:size(1), gradient:size(2)
         local rank = math.min(now.rank, rows, columns)
@@ -33,11 +39,15 @@ return function(options)
     },
   }
 
-  -- Averages all but matrices.
+  -- Averages all but matrices. Their gradients are taken out of the bucket, so that the norm by
+  -- which a loop clips is the same on all ranks. What is not finite stays so.
   function dion.link(bucket)
     local gradients, list = bucket:gradients(), {}
     for i, p in ipairs(bucket:parameters()) do
-      if not is_local[p] then list[#list + 1] = gradients[i] end
+      if is_local[p] then
+        arrived[p] = gradients[i]:clone():keep()
+        gradients[i]:mul_(0)
+      else list[#list + 1] = gradients[i] end
     end
     if #list == 0 then return bucket:buffer() end
     local packed, parts = ms.pack(list)
@@ -53,7 +63,10 @@ return function(options)
       lr = options.lr or 0.01, others_lr = options.others_lr,
     })
     for _, one in ipairs(groups) do
-      for _, p in ipairs(one.whole ~= false and one.params or {}) do is_local[p] = true end
+      for _, p in ipairs(one.whole ~= false and one.params or {}) do
+        assert(p:dim() == 2, "dion: each rank has whole matrices: use ms.ddp, and not shard=")
+        is_local[p] = true
+      end
     end
     return kind(groups, { momentum = options.momentum or 0.95, rank = options.rank or 8 })
   end

@@ -4,8 +4,9 @@
 -- Iwasaki, Gallego-Posada, Li, Rangadurai, Mudigere, Rabbat: "A Distributed Data-Parallel PyTorch
 -- Implementation of the Distributed Shampoo Optimizer", 2023. An optimizer, for optimizer=shampoo
 -- or your own loop, as muon.lua. L, R and the momentum of a matrix are on the rank that owns it.
--- Options: lr 0.02, momentum 0.9, decay 0.95 of L and R, every 10 steps new roots, damping 1e-6 of
--- the mean of the diagonal, largest 2048: longer sides are left as they are; others_lr; shard.
+-- Options: lr 0.02, momentum 0.9, decay 0.95 of L and R, every 10 steps new roots (in each of the
+-- first steps, too), damping 1e-5 of the sum of the diagonal, largest 2048: longer sides are left as
+-- they are; graft true: updates get the norm of an orthonormal matrix; others_lr; shard.
 local ms = require "moonshard"
 
 local function eye(n)
@@ -34,9 +35,10 @@ local function root_of(name, rows, owned, group, step, p)
   local sum, n = name .. "_sum", rows:size(1)
   owned[sum] = owned[sum] or ms.zeros { n, n }
   owned[sum]:lerp_(rows:matmul(rows:t()), 1 - group.decay)
-  if not owned[name] or step % group.every == 0 then
+  -- The first sums are of few gradients, and soon out of date.
+  if step < group.every or step % group.every == 0 then
     local mean, one = owned[sum] / (1 - group.decay ^ (step + 1)), eye(n)
-    local damping = (mean * one):sum() * (group.damping / n)
+    local damping = (mean * one):sum() * group.damping
     owned[name] = inverse_root(mean + one * (damping + 1e-30), p)  -- also where all is 0
   end
   return owned[name]
@@ -45,7 +47,8 @@ end
 local shampoo = ms.optim.define {
   name = "shampoo",
   defaults = {
-    lr = 0.02, momentum = 0.9, decay = 0.95, every = 10, damping = 1e-6, largest = 2048,
+    lr = 0.02, momentum = 0.9, decay = 0.95, every = 10, damping = 1e-5, largest = 2048,
+    graft = true,
   },
   whole = {
     update = function(matrix, owned, group, step)
@@ -60,8 +63,11 @@ local shampoo = ms.optim.define {
       if is_right then
         change = change:matmul(root_of("right", matrix:t(), owned, group, step, p))
       end
+      if group.graft then
+        change = change * (math.min(rows, columns) ^ 0.5 / (change:norm() + 1e-30))
+      end
       owned.momentum = owned.momentum or matrix:zeros_like()
-      return owned.momentum:mul_(group.momentum):add_(change)
+      return owned.momentum:lerp_(change, 1 - group.momentum)
     end,
   },
 }
@@ -72,7 +78,7 @@ return function(options)
     lr = options.lr or 0.02, others_lr = options.others_lr,
   })
   local given = { shard = options.shard }
-  for _, name in ipairs { "momentum", "decay", "every", "damping", "largest" } do
+  for _, name in ipairs { "momentum", "decay", "every", "damping", "largest", "graft" } do
     given[name] = options[name]
   end
   return shampoo(groups, given)

@@ -1,7 +1,7 @@
 -- Files for local=: methods with which each rank trains weights of its own, and meets the others
 -- now and then. A file returns a function of options, among them the model, that gives a table with
--- after_step(step, optimizer), and with state() and load_state(t) where it has something to save; or
--- pieces of a method, of which `local` makes such a table.
+-- after_step(step, optimizer), and with state() and load_state(t) where it has something to save;
+-- or pieces of a method, of which `local` makes such a table.
 local core = require "moonshard.core"
 local launch = require "moonshard.base.launch"
 local ownership = require "moonshard.base.ownership"
@@ -40,7 +40,8 @@ function local_methods.from(path, options, model, refuse)
   local found = pieces.of(path, made)
   if found then return found end
   core.raise(("'%s' is no method: a function(options) that gives a table with \z
-    after_step(step, optimizer) is expected (a link is for hook=), %s"):format(path, pieces.expected))
+    after_step(step, optimizer) is expected (a link is for hook=), %s")
+    :format(path, pieces.expected))
 end
 
 --- Ends the program with code 2 if an option is given that has nothing to do where each rank trains
