@@ -5,8 +5,8 @@
 -- Implementation of the Distributed Shampoo Optimizer", 2023. An optimizer, for optimizer=shampoo
 -- or your own loop, as muon.lua. L, R and the momentum of a matrix are on the rank that owns it.
 -- Options: lr 0.02, momentum 0.9, decay 0.95 of L and R, every 10 steps new roots (in each of the
--- first steps, too), damping 1e-5 of the sum of the diagonal, largest 2048: longer sides are left as
--- they are; graft true: updates get the norm of an orthonormal matrix; others_lr; shard.
+-- first steps, too), damping 1e-5 of the sum of the diagonal, largest 2048: longer sides are left
+-- as they are; graft true: updates get the norm of an orthonormal matrix; others_lr; shard.
 local ms = require "moonshard"
 
 local function eye(n)

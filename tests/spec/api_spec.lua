@@ -280,6 +280,7 @@ describe("the annotations", function()
   takes["ms.nn.GroupNorm"] = of(ms.nn, "GroupNorm", 1, 2)
   takes["ms.nn.BatchNorm"] = of(ms.nn, "BatchNorm", 1)
   takes["ms.fsdp"] = function(o) ms.fsdp(ms.nn.Linear(2, 2), o) end
+  takes["ms.scripts.matrices"] = of(ms.scripts, "matrices", { model = ms.nn.Linear(2, 2) })
   takes["ms.randint"] = with(of(ms, "randint"), "high", 2)
 
   -- The options that a function lists in its error about an unknown option.

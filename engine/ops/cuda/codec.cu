@@ -138,6 +138,9 @@ MS_DEVICE float mean_size(const void *x, int64_t n, uint8_t dtype)
     return factor == 1.0f ? mean : lesser(mean, MOST * 0x1p-64f) * 0x1p64f;
 }
 
+/* See ops/cpu/isa/codec.c. */
+template <class K> MS_DEVICE float shrinkage(void) { return K::bits == 2 ? 0.25f : 1.0f; }
+
 /* The scale of a block, and the factor that divides by it: 0 where all codes are that of 0. */
 template <class K>
 MS_DEVICE float scale_of(const ms_codec &codec, const void *x, int64_t n, uint8_t dtype,
@@ -146,7 +149,7 @@ MS_DEVICE float scale_of(const ms_codec &codec, const void *x, int64_t n, uint8_
     *inverse = 1.0f;
     if (K::bits == 1) return codec.bare ? 1.0f : mean_size(x, n, dtype);
     float most = greatest(x, n, dtype);
-    *inverse = most >= LEAST ? K::most() / most : 0.0f;
+    *inverse = most >= LEAST ? K::most() / shrinkage<K>() / most : 0.0f;
     if (!(most >= LEAST)) return most == most ? 0.0f : most;
     return (most > MOST ? MOST : most) / K::most();
 }
@@ -170,7 +173,9 @@ MS_DEVICE void encode_eight(const ms_cuda_codec_call &args, int64_t unit, const 
     MS_UNROLL for (int k = 0; k < 8; k++)
     {
         /* Not a product by 0: infinity times 0 would be NaN. */
-        float scaled = K::bits == 1 ? v[k] : inverse == 0.0f ? 0.0f : v[k] * inverse;
+        float scaled = K::bits == 1      ? v[k]
+                       : inverse == 0.0f ? 0.0f
+                                         : v[k] * shrinkage<K>() * inverse;
         uint64_t code = K::encode(scaled, draws, ms_random_unit(words[k]));
         v[k] -= K::decode((uint32_t)code) * scale;
         codes |= (i + k < p.n ? code : 0) << k * K::bits;

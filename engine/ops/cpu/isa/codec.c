@@ -24,6 +24,10 @@ MS_VECTOR float greatest_code(ms_codec_kind kind)
     return kind == MS_CODEC_FP8 ? 448.0f : 6.0f;
 }
 
+/* By what numbers are multiplied before they are divided by the scale: the reciprocal of a scale of
+ * 2^128 / 3 would be no normal float, and might count as 0. */
+MS_VECTOR float shrinkage(ms_codec_kind kind) { return kind == MS_CODEC_INT2 ? 0.25f : 1.0f; }
+
 /* ---------------------------------------------------------- sixteen numbers */
 
 /* Scaling and rounding up can leave the range by one code. */
@@ -190,7 +194,7 @@ MS_VECTOR void encode_block(const ms_codec_kind K, const ms_dtype D, const ms_co
         float most = greatest(D, x, n);
         /* Bounded, so that the product of scale and greatest code is a float. */
         size = (most > MOST ? MOST : most) / greatest_code(K);
-        inverse = greatest_code(K) / most;
+        inverse = greatest_code(K) / shrinkage(K) / most;
         if (!(most >= LEAST)) { /* zeros, or not finite: all codes are that of 0 */
             inverse = 0.0f;
             size = most == most ? 0.0f : most;
@@ -203,7 +207,8 @@ MS_VECTOR void encode_block(const ms_codec_kind K, const ms_dtype D, const ms_co
         /* A sign needs no scaling. A block that is coded as zeros is not multiplied: infinity times
          * 0 would be NaN. */
         ms_vf scaled = v;
-        if (K != MS_CODEC_SIGN) scaled = inverse == 0.0f ? ms_v_splat(0.0f) : v * inverse;
+        if (K != MS_CODEC_SIGN)
+            scaled = inverse == 0.0f ? ms_v_splat(0.0f) : v * shrinkage(K) * inverse;
         ms_vu code = encode_lanes(K, scaled, u != NULL && inverse != 0.0f ? u + i : NULL);
         pack(K, code, count, codes + i * (size_t)ms_codec_bits(K) / 8);
         if (error == NULL) continue;
