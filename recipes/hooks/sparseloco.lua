@@ -3,8 +3,8 @@
 -- momentum. Sarfi, Therien, Lidin, Belilovsky: "Communication Efficient LLM Pre-training with
 -- SparseLoCo", 2025. For a model that is not wrapped; call the result's after_step(step) once in
 -- each step, after the inner optimizer, and save it with the checkpoint. Options: model, period 30,
--- k 64 of each chunk of 4096 numbers, beta 0.95 (of the residual, what stays), lr 1, codec "int4"
--- (the paper has 2 bits) with a scale for each `block` 64 values, group.
+-- k 64 of each chunk of 4096 numbers, beta 0.95 (of the residual, what stays), lr 1, codec "int2"
+-- with a scale for each `block` 64 values, group.
 local ms = require "moonshard"
 
 return function(options)
@@ -18,7 +18,7 @@ return function(options)
   assert(math.type(k) == "integer" and k > 0 and k <= chunk,
     "sparseloco: k must be an integer from 1 to chunk")
   assert(type(beta) == "number" and beta >= 0 and beta <= 1, "sparseloco: beta must be 0 to 1")
-  local codec = ms.codec(options.codec or "int4", { block = options.block or 64 })
+  local codec = ms.codec(options.codec or "int2", { block = options.block or 64 })
   ms.nn.alone(options.model, { merge = "mean" })                    -- each rank trains its own
   local group, weights = options.group or ms.world(), ms.flat(options.model:parameters())
   local anchor, n = weights:clone():keep(), weights:numel()           -- the last common weights

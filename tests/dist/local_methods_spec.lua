@@ -26,8 +26,8 @@ local function ceil(a, b) return (a + b - 1) // b end
 -- sent: bytes of rank 0 in all steps, for n weights. limit: the loss against plain means with the
 -- same optimizer, after 60 steps and after 200. Measured with seeds 1 to 3: sparta 1.064 to 1.077
 -- and 1.192 to 1.212, noloco 1.045 to 1.063 and 1.107 to 1.120, eager_diloco 1.057 to 1.115 and
--- 1.132 to 1.150, muloco 1.060 to 1.067 and 1.257 to 1.275, sparseloco 1.032 to 1.052 and 1.078 to
--- 1.097, des_loc 1.008 to 1.027 and 1.032 to 1.051. Ranks that never meet: 1.190 to 1.203 and 1.323
+-- 1.132 to 1.150, muloco 1.060 to 1.067 and 1.257 to 1.275, sparseloco 1.034 to 1.053 and 1.084 to
+-- 1.103, des_loc 1.008 to 1.027 and 1.032 to 1.051. Ranks that never meet: 1.190 to 1.203 and 1.323
 -- to 1.332 with AdamW, 1.208 to 1.229 and 1.489 to 1.537 with Muon.
 local methods = {
   sparta = {
@@ -43,7 +43,7 @@ local methods = {
   -- 512 of each 4096: codes with 4 bits, a scale for 64 of them, positions with 16 bits.
   sparseloco = {
     limit = { 1.09, 1.14 },
-    sent = function(n) return steps // 3 * ceil(n, 4096) * (512 // 2 + 512 // 64 * 4 + 512 * 2) end,
+    sent = function(n) return steps // 3 * ceil(n, 4096) * (512 // 4 + 512 // 64 * 4 + 512 * 2) end,
   },
   des_loc = {
     limit = { 1.06, 1.09 },
