@@ -1,5 +1,5 @@
--- recipes/hooks/README.md, recipes/policies/README.md and recipes/prefetch/README.md, tried as a
--- new user would: their files are written down, and their commands run. The pages share the
+-- The pages on hooks, policies, prefetch and optim among the recipes (README.md of each), as a new
+-- user would try them: their files are written down, and their commands run. The pages share the
 -- training script of the first.
 local command = require "command"
 
@@ -35,7 +35,8 @@ local function try(folder, line)
   assert.matches(line:match "^check" and "peak memory" or expected, out)
 end
 
-for page, least in pairs { hooks = { 5, 10 }, policies = { 2, 5 }, prefetch = { 1, 4 } } do
+for page, least in pairs { hooks = { 5, 10 }, policies = { 2, 5 }, prefetch = { 1, 4 },
+  optim = { 1, 4 } } do
   describe("the guide to " .. page, function()
     local folder = command.folder()
     teardown(function() command.remove(folder) end)
