@@ -741,9 +741,14 @@ static recomputed *new_recomputed(lua_State *L, int index, uint32_t inputs)
     return kept;
 }
 
-/* core.recompute(f, ...) -> what f returns: 1 to MS_RECOMPUTE_OUTPUTS tensors. The handles are made
- * before anything runs, so that nothing can fail once outputs exist. */
-static int recompute(lua_State *L)
+typedef ms_status (*recompute_way)(ms_engine *engine, ms_recompute_function f, void *user,
+                                   void (*done)(void *user), void (*free_user)(void *),
+                                   ms_tensor *const *inputs, uint32_t input_count,
+                                   ms_tensor **outputs, uint32_t *output_count);
+
+/* f, ... -> what f returns: 1 to MS_RECOMPUTE_OUTPUTS tensors. The handles are made before anything
+ * runs, so that nothing can fail once outputs exist. */
+static int recompute_by(lua_State *L, recompute_way way)
 {
     /* A module is called like a function. */
     if (luaL_getmetafield(L, 1, "__call") != LUA_TNIL) lua_pop(L, 1);
@@ -758,8 +763,8 @@ static int recompute(lua_State *L)
     luaL_checkstack(L, MS_RECOMPUTE_OUTPUTS + 8, "recompute");
     for (int i = 0; i < MS_RECOMPUTE_OUTPUTS; i++) handles[i] = ms_lua_new_handle(L);
     recomputed *kept = new_recomputed(L, function, tensors);
-    ms_status status = ms_recompute(engine, recompute_call, kept, recompute_done, recomputed_free,
-                                    inputs, tensors, outputs, &made);
+    ms_status status = way(engine, recompute_call, kept, recompute_done, recomputed_free, inputs,
+                           tensors, outputs, &made);
     if (status) recomputed_free(kept);
     ms_lua_ok(L, status);
     for (uint32_t i = 0; i < made; i++) ms_handle_fill(handles[i], outputs[i]);
@@ -767,6 +772,10 @@ static int recompute(lua_State *L)
     lua_settop(L, function + (int)made);
     return (int)made;
 }
+
+/* core.recompute(f, ...), and core.recompute_rest(f, ...), which keeps results of products. */
+static int recompute(lua_State *L) { return recompute_by(L, ms_recompute); }
+static int recompute_rest(lua_State *L) { return recompute_by(L, ms_recompute_rest); }
 
 /* The scopes are functions of the module, whose last argument is a function; what concerns one
  * tensor is a method. */
@@ -779,6 +788,7 @@ void ms_open_grad(lua_State *L, int runtime)
                                           { "on_device", on_device },
                                           { "is_recording", is_recording },
                                           { "recompute", recompute },
+                                          { "recompute_rest", recompute_rest },
                                           { "consume_grad", consume_grad },
                                           { "backwards", backwards },
                                           { "has_hooks", has_hooks },

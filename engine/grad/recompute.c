@@ -18,6 +18,7 @@
 #include "grad/backward.h"
 #include "grad/node.h"
 #include "grad/record.h"
+#include "tensor/products.h"
 
 /* One call of ms_recompute; the user of its node. One allocation holds the struct, the inputs and
  * the versions. */
@@ -34,7 +35,9 @@ typedef struct ms_recomputed {
     uint32_t script, input_count, output_count;
     uint64_t *versions;   /* of the inputs before f ran first; stored after the inputs */
     ms_captures captures; /* what else it used then */
-    ms_tensor *inputs[];  /* aliases without history */
+    bool keeps;           /* results of products, in `products` */
+    ms_kept_products products;
+    ms_tensor *inputs[]; /* aliases without history */
 } ms_recomputed;
 
 /* Also called for a call that failed half way: free_user is NULL until the node owns user. Nodes of
@@ -49,6 +52,7 @@ static void recomputed_free(void *object)
         ms_tape_node_release(kept->captures.items[i].node);
     }
     ms_release(context, kept->captures.items);
+    ms_products_free(context, &kept->products);
     if (kept->free_user) kept->free_user(kept->user);
     ms_release(context, kept);
 }
@@ -68,7 +72,11 @@ static ms_status run_again(ms_recomputed *kept, ms_tensor **outputs, uint32_t *c
     ms_engine_set_autocast(engine, kept->autocast);
     ms_engine_set_fp8(engine, kept->fp8);
     ms_engine_set_fast_attention(engine, kept->fast_attention);
+    kept->products.again = true;
+    kept->products.next = 0;
+    ms_kept_products *outer = ms_products_set(engine, kept->keeps ? &kept->products : NULL);
     ms_status status = kept->f(kept->user, kept->inputs, kept->input_count, outputs, count);
+    ms_products_set(engine, outer);
     ms_engine_set_fast_attention(engine, fast);
     ms_engine_set_fp8(engine, fp8);
     ms_engine_set_autocast(engine, autocast);
@@ -198,7 +206,11 @@ static ms_status run_first(ms_recomputed *kept, void *user, void (*done)(void *)
     bool recording = ms_engine_set_recording(engine, false);
     /* Only the outermost recording call watches: an inner one has recording off here. */
     if (recording) tape->captures = &kept->captures;
+    /* Another function that is running keeps what this one makes, unless this one does. */
+    ms_kept_products *others = ms_products_set(engine, NULL);
+    ms_products_set(engine, kept->keeps ? &kept->products : others);
     status = kept->f(user, kept->inputs, kept->input_count, made, count);
+    ms_products_set(engine, others);
     if (status) *count = 0;
     else status = ms_capture(engine, made, *count, true);
     if (done) done(user);
@@ -215,10 +227,10 @@ bool ms_is_recomputed_later(const ms_engine *engine)
 }
 
 /* On failure the caller still owns user, and no output is set. */
-ms_status ms_recompute(ms_engine *engine, ms_recompute_function f, void *user,
-                       void (*done)(void *user), void (*free_user)(void *),
-                       ms_tensor *const *inputs, uint32_t input_count, ms_tensor **outputs,
-                       uint32_t *output_count)
+static ms_status recompute(ms_engine *engine, bool keeps, ms_recompute_function f, void *user,
+                           void (*done)(void *user), void (*free_user)(void *),
+                           ms_tensor *const *inputs, uint32_t input_count, ms_tensor **outputs,
+                           uint32_t *output_count)
 {
     ms_recomputed *kept = NULL;
     ms_tensor *made[MS_RECOMPUTE_OUTPUTS] = { NULL };
@@ -226,6 +238,7 @@ ms_status ms_recompute(ms_engine *engine, ms_recompute_function f, void *user,
     ms_status status = keep_inputs(engine, inputs, input_count, &kept);
     if (status) return status;
     kept->f = f;
+    kept->keeps = keeps && ms_engine_is_recording(engine);
     status = run_first(kept, user, done, made, &count);
     if (!status) {
         /* From here on the node owns user; before, the caller does. */
@@ -244,4 +257,22 @@ ms_status ms_recompute(ms_engine *engine, ms_recompute_function f, void *user,
         *output_count = count;
     }
     return status;
+}
+
+ms_status ms_recompute(ms_engine *engine, ms_recompute_function f, void *user,
+                       void (*done)(void *user), void (*free_user)(void *),
+                       ms_tensor *const *inputs, uint32_t input_count, ms_tensor **outputs,
+                       uint32_t *output_count)
+{
+    return recompute(engine, false, f, user, done, free_user, inputs, input_count, outputs,
+                     output_count);
+}
+
+ms_status ms_recompute_rest(ms_engine *engine, ms_recompute_function f, void *user,
+                            void (*done)(void *user), void (*free_user)(void *),
+                            ms_tensor *const *inputs, uint32_t input_count, ms_tensor **outputs,
+                            uint32_t *output_count)
+{
+    return recompute(engine, true, f, user, done, free_user, inputs, input_count, outputs,
+                     output_count);
 }

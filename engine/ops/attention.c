@@ -21,6 +21,7 @@
 #include "moonshard/ops.h"
 #include "ops/autocast.h"
 #include "ops/values.h"
+#include "tensor/products.h"
 #include "tensor/op.h"
 
 /* -------------------------------------------------------------------- heads */
@@ -205,10 +206,16 @@ static ms_status attention_forward(ms_op_call *call)
         status = with_rows(engine, call->inputs[i], dtype, &in[i]);
     if (!status && positions_of(call))
         status = ms_op_as_contiguous(engine, positions_of(call), &in[3]);
-    if (!status) status = make_heads(engine, dtype, shape, &out);
-    if (!status && (call->record || call->output_count > 1))
+    bool keeps = ms_products_are_kept(engine);
+    if (!status) status = ms_products_take(engine, dtype, 4, shape, &out);
+    bool is_kept = out != NULL;
+    if (!status && !is_kept) status = make_heads(engine, dtype, shape, &out);
+    if (!status && keeps) status = ms_products_take(engine, MS_F32, 3, shape, &log_sum);
+    /* Both are made if one of them was written to. */
+    is_kept = is_kept && log_sum;
+    if (!status && !log_sum && (call->record || call->output_count > 1 || keeps))
         status = ms_tensor_new(engine, MS_F32, 3, shape, &log_sum);
-    if (!status && out->count > 0) {
+    if (!status && out->count > 0 && !is_kept) {
         ms_attention_args args = { .out = heads_of(out),
                                    .log_sum = log_sum ? ms_tensor_data(log_sum) : NULL,
                                    .positions = in[3] ? ms_tensor_data(in[3]) : NULL };
@@ -219,6 +226,8 @@ static ms_status attention_forward(ms_op_call *call)
         status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_attention_forward),
                                    &args, in, 4, writes, 2, cost);
     }
+    if (!status) status = ms_products_note(engine, out);
+    if (!status && keeps) status = ms_products_note(engine, log_sum);
     /* The order in which backward finds them: in[] and not the inputs, as a copy may have been
      * made. */
     ms_tensor *saved[] = { in[0], in[1], in[2], out, log_sum, in[3] };

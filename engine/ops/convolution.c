@@ -13,6 +13,7 @@
 #include "ops/autocast.h"
 #include "ops/matmul.h"
 #include "ops/values.h"
+#include "tensor/products.h"
 
 /* The bias, or NULL: it may be absent or given as NULL. */
 static ms_tensor *bias_of(const ms_op_call *call)
@@ -115,8 +116,10 @@ static ms_status conv2d_forward(ms_op_call *call)
     status = operand(engine, call->inputs[0], dtype, false, &x);
     if (!status) status = operand(engine, call->inputs[1], dtype, true, &w);
     if (!status && bias_of(call)) status = operand(engine, bias_of(call), MS_F32, false, &bias);
-    if (!status) status = ms_op_output(call, 0, dtype, 4, shape, &y);
-    if (!status && y->count > 0) {
+    if (!status) status = ms_products_take(engine, dtype, 4, shape, &call->outputs[0]);
+    bool is_kept = call->outputs[0] != NULL;
+    if (!status && !is_kept) status = ms_op_output(call, 0, dtype, 4, shape, &y);
+    if (!status && !is_kept && y->count > 0) {
         args.x = ms_tensor_data(x);
         args.weight = ms_tensor_data(w);
         args.bias = bias ? ms_tensor_data(bias) : NULL;
@@ -126,6 +129,7 @@ static ms_status conv2d_forward(ms_op_call *call)
         ms_tensor *reads[] = { x, w, bias }, *writes[] = { y, NULL };
         status = enqueue(engine, MS_KERNEL_conv2d, &args, reads, writes);
     }
+    if (!status && !is_kept) status = ms_products_note(engine, y);
     if (!status) status = ms_op_save(call, x);
     if (!status) status = ms_op_save(call, w);
     ms_tensor_release(x);

@@ -43,6 +43,7 @@
 #include "ops/fp8.h"
 #include "ops/matmul.h"
 #include "ops/values.h"
+#include "tensor/products.h"
 #include "tensor/op.h"
 #include "tensor/tensor.h"
 
@@ -150,7 +151,8 @@ static ms_status activate(ms_op_call *call, ms_tensor *before)
 {
     ms_status status = ms_op_save(call, before);
     if (status) return status;
-    if (call->record) return ms_gelu_new(call->engine, before, &call->outputs[0]);
+    if (call->record || ms_products_are_kept(call->engine))
+        return ms_gelu_new(call->engine, before, &call->outputs[0]);
     status = gelu_into(call->engine, before, before);
     if (!status) call->outputs[0] = ms_tensor_retain(before);
     return status;
@@ -171,10 +173,12 @@ bool ms_products_make_gelu(const ms_engine *engine, const ms_tensor *before)
 }
 
 /* Whether the product makes the activation's result as well. The same with and without a gradient,
- * so that both give the same bits. */
+ * so that both give the same bits. A product that is kept (products.h) does not: both runs of the
+ * function make the activation from it. */
 static bool product_activates(const ms_op_call *call, const ms_tensor *before)
 {
-    return is_activated(&call->attributes) && ms_products_make_gelu(call->engine, before);
+    return is_activated(&call->attributes) && ms_products_make_gelu(call->engine, before)
+           && !ms_products_are_kept(call->engine);
 }
 
 /* The product of rows and matrix goes to `before`, unless the product activates: then it makes y,
@@ -260,9 +264,12 @@ static ms_status linear_forward(ms_op_call *call)
     if (!status) status = weight_operand(engine, call->inputs[1], &call->attributes, compute, &w);
     if (!status) status = ms_matrix_flattened(engine, x, &rows);
     if (!status) status = weight_matrix(call->op, w, &matrix);
-    if (!status) status = ms_tensor_new(engine, compute, dims, shape, &out);
+    if (!status) status = ms_products_take(engine, compute, dims, shape, &out);
+    bool is_kept = out != NULL;
+    if (!status && !is_kept) status = ms_tensor_new(engine, compute, dims, shape, &out);
     if (!status) activates = product_activates(call, out);
-    if (!status) status = multiply(call, rows, matrix, activates, out);
+    if (!status && !is_kept) status = multiply(call, rows, matrix, activates, out);
+    if (!status) status = ms_products_note(engine, out);
     if (!status) status = ms_op_save(call, x);
     if (!status)
         status =

@@ -13,6 +13,7 @@
 #include "moonshard/ops.h"
 #include "ops/autocast.h"
 #include "ops/values.h"
+#include "tensor/products.h"
 #include "tensor/op.h"
 #include "ops/sum_to.h"
 
@@ -427,9 +428,13 @@ static ms_status matmul_forward(ms_op_call *call)
         status = ms_tensor_cast_cached(engine, call->inputs[i], dtype, false, &cast[i]);
         if (!status) status = as_matrices(cast[i], p.dims, i == 1, &matrix[i]);
     }
-    if (!status) status = ms_op_output(call, 0, dtype, p.out_dims, p.out, &out);
-    if (!status) status = reshaped(out, p.dims, p.full, &full);
-    if (!status) status = multiply(engine, matrix[0], matrix[1], full);
+    if (!status) status = ms_products_take(engine, dtype, p.out_dims, p.out, &call->outputs[0]);
+    if (!status && !call->outputs[0]) {
+        status = ms_op_output(call, 0, dtype, p.out_dims, p.out, &out);
+        if (!status) status = reshaped(out, p.dims, p.full, &full);
+        if (!status) status = multiply(engine, matrix[0], matrix[1], full);
+        if (!status) status = ms_products_note(engine, out);
+    }
     for (int i = 0; i < 2 && !status; i++) status = ms_op_save(call, cast[i]);
     for (int i = 0; i < 2; i++) {
         ms_tensor_release(matrix[i]);

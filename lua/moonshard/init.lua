@@ -56,6 +56,14 @@ function ms.recompute(f, ...)
   return core.recompute(f, ...)
 end
 
+---@param f function
+---@param ... any
+---@return any ...
+function ms.recompute_rest(f, ...)
+  options.argument("recompute_rest", "f", f, "function")
+  return core.recompute_rest(f, ...)
+end
+
 ---@param functions ms.CustomOptions
 ---@return fun(...: any): ms.Tensor, ...
 function ms.custom(functions)

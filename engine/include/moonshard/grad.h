@@ -242,6 +242,12 @@ MS_API ms_status ms_recompute(ms_engine *engine, ms_recompute_function f, void *
                               void (*done)(void *user), void (*free_user)(void *),
                               ms_tensor *const *inputs, uint32_t input_count, ms_tensor **outputs,
                               uint32_t *output_count);
+/* The same, but results of products (matmul, linear, conv2d, attention) are kept: what is between
+ * them is computed again. Layers in 8 bits keep nothing. */
+MS_API ms_status ms_recompute_rest(ms_engine *engine, ms_recompute_function f, void *user,
+                                   void (*done)(void *user), void (*free_user)(void *),
+                                   ms_tensor *const *inputs, uint32_t input_count,
+                                   ms_tensor **outputs, uint32_t *output_count);
 /* Whether what runs now belongs to the first run of a function that backward runs again. */
 MS_API bool ms_is_recomputed_later(const ms_engine *engine);
 

@@ -280,6 +280,8 @@
 --- adapters.
 ---@field base? "int4"
 
+---@alias ms.Recompute boolean|"matmul"|fun(block: ms.Module): boolean|"matmul"
+
 ---@class ms.ModelOptions
 ---@field vocab integer                number of token ids
 ---@field context integer              greatest number of tokens of a sample
@@ -301,7 +303,10 @@
 ---@field eps? number                  of the norms; 1e-5 unless given
 ---@field rotary_base? number          llama: 10000 unless given
 ---@field rotary_scaling? ms.RotaryScaling   llama: none unless given
----@field recompute? boolean           true: backward recomputes each block's activations
+--- How backward gets the activations of blocks: true: it runs them again; "matmul": again, but for
+--- their products and attention, which are kept (ms.recompute_rest); a function says it for each
+--- block. They are kept unless given.
+---@field recompute? ms.Recompute
 
 --- What a model of nn.decoder is made of: also the options of llama, and dropout of gpt2. `family`
 --- is a name that config.json gives as model_type: qwen2, qwen3, mistral, smollm3, olmo2 or llama
@@ -558,7 +563,7 @@
 --- local read = assert(ms.nn.pretrained "tiny")
 --- read(ms.tensor { { 1, 2, 3 } }):shape() --> { 1, 3, 64 }
 --- ```
----@field pretrained fun(path: string, options?: { dropout?: number, recompute?: boolean }): ms.LanguageModel?, string?, string?
+---@field pretrained fun(path: string, options?: { dropout?: number, recompute?: ms.Recompute }): ms.LanguageModel?, string?, string?
 -- training a part
 --- Freezes the parameters of a model, and gives some of its linear layers an adapter (LoRA) that is
 --- trained instead: two matrices A [rank, inputs] and B [outputs, rank], and the layer computes

@@ -129,14 +129,25 @@ local function begin_stream(holder, names, tokens, positions, how, cache)
   return dropout > 0 and holder:is_training() and stream:dropout(dropout) or stream
 end
 
+-- How backward runs a block again, or nil. way: the option recompute of a model.
+local function recompute_by(way, block)
+  if type(way) == "function" then way = way(block) end
+  if way == "matmul" then return core.recompute_rest end
+  if way == true then return core.recompute end
+  if not way then return nil end
+  core.raise(("recompute: the function gave %s for a block: true, false or \"matmul\" is expected")
+    :format(tostring(way)))
+end
+
 -- Some of the blocks. The stream, the change that is to be added to it, and whether the caller
 -- alone has both, which were made by a block.
 local function run_blocks(holder, names, first, last, stream, change, positions, how, cache)
   local blocks, own = holder[names.blocks], false
   for i = first, last do
     local block = blocks[i]
-    if how.recompute and core.is_recording() then
-      stream, change = core.recompute(block, stream, change, positions)
+    local again = how.recompute and core.is_recording() and recompute_by(how.recompute, block)
+    if again then
+      stream, change = again(block, stream, change, positions)
     else
       -- Asked before the call: a hook may remove itself.
       local is_tidy = not cache and module.is_tidy(block)

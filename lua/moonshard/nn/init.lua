@@ -31,7 +31,7 @@ function nn.llama(options) return llama(options) end
 function nn.decoder(options) return Decoder(options) end
 
 ---@param path string
----@param options? { dropout?: number, recompute?: boolean }
+---@param options? { dropout?: number, recompute?: ms.Recompute }
 ---@return ms.LanguageModel?
 ---@return string? message
 ---@return string? code

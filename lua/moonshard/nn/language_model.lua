@@ -56,6 +56,7 @@ function LanguageModel.check(name, given, own)
         :format(name, key, range[2], tostring(value)))
     end
   end
+  LanguageModel.check_recompute(name, checked.recompute)
   rope.check(name, checked.rotary_scaling)
   if not checked.head_dim and checked.width % checked.heads ~= 0 then
     core.raise(("%s: width %d does not divide by %d heads")
@@ -66,6 +67,16 @@ function LanguageModel.check(name, given, own)
       :format(name, checked.heads, checked.kv_heads))
   end
   return checked
+end
+
+--- Raises unless it is a value of the option recompute.
+---@param name string
+---@param way any
+function LanguageModel.check_recompute(name, way)
+  local kind = type(way)
+  if way == nil or way == "matmul" or kind == "boolean" or kind == "function" then return end
+  core.raise(("%s: recompute is true, false, \"matmul\", or a function of a block that gives one \z
+    of these, not %s"):format(name, tostring(way)))
 end
 
 --- Raises unless positions, if given, are i64 of the shape of the tokens. Their values are checked

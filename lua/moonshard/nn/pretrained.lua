@@ -5,6 +5,7 @@ local Decoder = require "moonshard.nn.decoder"
 local families = require "moonshard.nn.families"
 local files = require "moonshard.nn.files"
 local gpt2 = require "moonshard.nn.gpt2"
+local LanguageModel = require "moonshard.nn.language_model"
 local llama = require "moonshard.nn.llama"
 local module = require "moonshard.nn.module"
 local options_of = require "moonshard.base.options"
@@ -136,14 +137,15 @@ local function stops_of(folder, config)
 end
 
 ---@param path string
----@param options? { dropout?: number, recompute?: boolean }
+---@param options? { dropout?: number, recompute?: ms.Recompute }
 ---@return ms.LanguageModel?
 ---@return string? message
 ---@return string? code
 return function(path, options)
   options_of.argument("nn.pretrained", "path", path, "string")
   options = options_of.check("nn.pretrained", options,
-    { dropout = "number", recompute = "boolean" })
+    { dropout = "number", recompute = "boolean|string|function" })
+  LanguageModel.check_recompute("nn.pretrained", options.recompute)
   local kind = core.exists(path)
   if not kind then return nil, ("there is no file or folder '%s'"):format(path), "not_found" end
   local folder = kind == "folder" and path:gsub("(.)/+$", "%1") or path:match "^(.*)/[^/]*$" or "."

@@ -53,11 +53,13 @@ local function inside(scope, f, ...)
 end
 
 -- A recomputed function must use the same casts when backward runs it again.
-local recompute = core.recompute
-function core.recompute(f, ...)
-  local scope = current
-  if not scope or type(f) ~= "function" and type(f) ~= "table" then return recompute(f, ...) end
-  return recompute(function(...) return inside(scope, f, ...) end, ...)
+for _, name in ipairs { "recompute", "recompute_rest" } do
+  local recompute = core[name]
+  core[name] = function(f, ...)
+    local scope = current
+    if not scope or type(f) ~= "function" and type(f) ~= "table" then return recompute(f, ...) end
+    return recompute(function(...) return inside(scope, f, ...) end, ...)
+  end
 end
 
 --- Calls model(...) in this precision.
