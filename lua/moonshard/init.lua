@@ -113,6 +113,7 @@ local names = {
   stream = "moonshard.parallel.future", all = "moonshard.parallel.future",
   world = "moonshard.parallel.group", ddp = "moonshard.parallel.ddp",
   fsdp = "moonshard.parallel.fsdp", pipeline = "moonshard.parallel.pipeline",
+  schedule = "moonshard.parallel.pipeline",
   overlap = "moonshard.parallel.overlap",
   buckets = "moonshard.parallel.ddp.buckets", prefetch = "moonshard.parallel.fsdp.prefetch",
 }

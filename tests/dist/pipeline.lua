@@ -257,5 +257,121 @@ function what.random()
   for number = 1, cfg.tables do expect.same(gradients(table_of), first, "table " .. number) end
 end
 
+-- The view's numbers in a text, in order.
+local function numbers_of(view)
+  local words = {}
+  for chunk = 0, view.chunks - 1 do
+    for _, kind in ipairs { "F", "B", "I", "W" } do
+      words[#words + 1] = ("%.17g"):format(view.times[chunk][kind])
+    end
+    words[#words + 1] = ("%d %d"):format(view.bytes[chunk].input, view.bytes[chunk].kept)
+  end
+  return table.concat(words, " ")
+end
+
+-- Asked again with times, a schedule answers by them: the bits are those of gpipe.
+function what.measured()
+  local schedules = require "moonshard.parallel.pipeline.schedules"
+  local views, names = {}, { "1f1b", "zb_h1", "gpipe" }
+  local changing = ms.schedule { name = "changing", every = 2, plan = function(view)
+    views[#views + 1] = view
+    if not view.times then return schedules.gpipe(view) end
+    local number = math.floor(view.times[0].F * 1e6) + #views
+    return schedules[names[number % 3 + 1]](view)
+  end }
+  local one, other = chunks_of_model(), chunks_of_model()
+  local a, own_a = pipe_of(one, { schedule = "gpipe" })
+  local b, own_b = pipe_of(other, { schedule = changing })
+  local function optimizers(own)
+    local list = {}
+    for i, chunk in ipairs(own) do list[i] = ms.optim.sgd(chunk, { lr = 0.3 }) end
+    return list
+  end
+  local of = { [own_a] = optimizers(own_a), [own_b] = optimizers(own_b) }
+  local function train(pipe, own, step)
+    local loss = pipe:step(batch(step))
+    local found = { loss = loss }
+    for i, chunk in ipairs(own) do
+      for _, item in ipairs(cfg.wrap ~= "fsdp" and chunk:named_parameters() or {}) do
+        found[i .. item.name] = item.parameter:grad():clone()
+      end
+      of[own][i]:step()
+    end
+    return found
+  end
+  for step in ms.steps(9) do
+    expect.same(train(b, own_b, step), train(a, own_a, step), "step " .. step)
+  end
+  -- Before passes 1, 3, 5, 7 and 9.
+  assert(#views == 5, #views)
+  assert(views[1].times == nil and views[1].bytes == nil)
+  for i = 2, 5 do
+    for chunk = 0, chunks_in_all - 1 do
+      local times, bytes = views[i].times[chunk], views[i].bytes[chunk]
+      for _, kind in ipairs { "F", "B", "I", "W" } do assert(times[kind] > 0) end
+      assert(math.abs(times.B - times.I - times.W) < 1e-9)
+      local input = ROWS * TIME * (chunk == 0 and 8 or 2 * 4 * WIDTH)
+      assert(bytes.input == input, bytes.input)
+      assert(bytes.kept > 0)
+    end
+    for _, text in ipairs(world:_share_texts(numbers_of(views[i]), "test")) do
+      assert(text == numbers_of(views[i]))
+    end
+  end
+  -- Schedules that do not ask are asked once, and their passes are not measured.
+  local count = 0
+  local pipe = pipe_of(chunks_of_model(), { schedule = function(view)
+    count = count + 1
+    return schedules.gpipe(view)
+  end })
+  for step = 1, 4 do
+    pipe:step(batch(step))
+    assert(pipe.plan.meter == nil)
+  end
+  assert(count == 1)
+end
+
+-- What a schedule must not answer later, and what one rank alone answers.
+function what.disagreed()
+  local schedules = require "moonshard.parallel.pipeline.schedules"
+  local function asked_again(answer)
+    return ms.schedule { name = "later", every = 1, plan = function(view)
+      return view.times and answer(view) or schedules["1f1b"](view)
+    end }
+  end
+  local function fails_later(answer, ...)
+    local pipe = pipe_of(chunks_of_model(), { schedule = asked_again(answer) })
+    pipe:step(batch(1))
+    pipe:step(batch(2))
+    local parts = { ... }
+    expect.fails(function() pipe:step(batch(3)) end, table.unpack(parts))
+  end
+  fails_later(function(view)
+    local swapped = { placement = {}, actions = {} }
+    for r = 1, view.ranks do
+      local chunk = view.ranks - r
+      swapped.placement[r], swapped.actions[r] = { chunk }, {}
+      for _, kind in ipairs { "F", "B" } do
+        for i = 0, view.microbatches - 1 do
+          table.insert(swapped.actions[r], ("%d%s%d"):format(chunk, kind, i))
+        end
+      end
+    end
+    return swapped
+  end, "later (", "rank 1: chunk 0 is on rank 0: placement never changes in a run")
+  fails_later(function(view)
+    if rank == 1 then error "only here" end
+    return schedules.gpipe(view)
+  end, "only here")
+  fails_later(function(view) return schedules[rank == 1 and "gpipe" or "1f1b"](view) end,
+    "rank 0 of the group has a table with the hash", "and rank 1 has")
+  fails_later(function() return ms.ones { 2 } end, "a planner uses numbers only")
+  expect.fails(function()
+    pipe_of(chunks_of_model(), { schedule = function(view)
+      return schedules[rank == 1 and "gpipe" or "1f1b"](view)
+    end })
+  end, "rank 0 of the group has a table with the hash")
+end
+
 what[cfg.what]()
 print(("rank %d is done"):format(rank))

@@ -32,6 +32,87 @@ describe("a pipeline", function()
     end
   end)
 
+  it("asks schedules again with measured times, which change no bit", function()
+    for _, how in ipairs { "1", "2", "3 --thread-ranks" } do job(how, "what=measured") end
+    for _, wrap in ipairs { "ddp", "fsdp" } do
+      job("4 --thread-ranks", "what=measured stages=2 wrap=" .. wrap)
+    end
+  end)
+
+  it("refuses answers that change the placement, or that ranks do not share", function()
+    job("2", "what=disagreed")
+  end)
+
+  -- Rank 0 replaces the file between steps; the files are looked at every 20 ms.
+  local WATCHED <const> = [[
+    local ms, core = require "moonshard", require "moonshard.core"
+    local pipe = ms.pipeline { chunks = ms.nn.Linear(6, 6), microbatches = 4, schedule = "s.lua" }
+    local bits, name = {}, {}
+    for step in ms.steps(12) do
+      local x = ms.rand { 8, 6, seed = step }
+      local loss = pipe:step(x, ms.zeros { 8, dtype = "i64" })
+      bits[#bits + 1], name[#name + 1] = ("%a"):format(loss:item()), pipe.plan.schedule.name
+      if step % 3 == 2 and ms.rank() == 0 then
+        os.rename(("next-%d.lua"):format(step), "s.lua")
+        local from = core.clock_ms()
+        while core.clock_ms() - from < 25 do end
+      end
+    end
+    print(("rank %d: %s: %s"):format(ms.rank(), table.concat(name, " "), table.concat(bits, " ")))]]
+  local function plan(name, body)
+    return ([[
+      local ms = require "moonshard"
+      local function all(view, turn)
+        local placement, actions = {}, {}
+        for r = 1, view.ranks do
+          placement[r], actions[r] = { r - 1 }, {}
+          local function add(kind, i) table.insert(actions[r], (r - 1) .. kind .. i) end
+          for _, kind in ipairs { "F", "B" } do
+            for i = 0, view.microbatches - 1 do
+              if turn and kind == "F" then add("F", i) add("B", i)
+              elseif not turn then add(kind, i) end
+            end
+          end
+        end
+        return { placement = placement, actions = actions }
+      end
+      return ms.schedule { name = "%s", plan = function(view) %s end }]]):format(name, body)
+  end
+
+  it("takes a watched schedule on all ranks at one step, or keeps the old one", function()
+    for _, kind in ipairs { "1", "3", "2 --thread-ranks" } do
+      local folder = command.folder()
+      command.write(folder .. "/r.lua", WATCHED)
+      command.write(folder .. "/s.lua", plan("old", "return all(view)"))
+      command.write(folder .. "/next-2.lua", plan("new", "return all(view, true)"))
+      command.write(folder .. "/next-5.lua", plan("broken", [[
+        local t = all(view)
+        table.remove(t.actions[1])
+        return t]]))
+      command.write(folder .. "/next-8.lua", "return ms.schedule { name = 'unread'")
+      local out, err = command.succeed(folder, "run r.lua --watch -n " .. kind)
+      local line
+      for rank = 0, tonumber(kind:match "%d") - 1 do
+        local own = out:match(("rank %d: ([^\n]*)\n"):format(rank))
+        assert.equal(line or own, own)
+        line = own
+        assert.truthy(err:find(rank .. ": watch: 's.lua' failed in its first step, the old one \z
+          stays in force: r.lua:6: pipeline: broken (s.lua:16): rank 0: '0B3' is missing", 1, true)
+          or kind == "1", err)
+      end
+      assert.truthy(err:find("'0B3' is missing", 1, true), err)
+      assert.truthy(err:find("but the old one stays in force: it cannot be loaded", 1, true), err)
+      local from = out:match "'s.lua' has changed: the new one is in force from step (%d+) on"
+      assert.equal(("old "):rep(from) .. ("new "):rep(12 - from),
+        line:match "^([^:]*)" .. " ")
+      -- The same bits as without a change.
+      command.write(folder .. "/s.lua", plan("old", "return all(view)"))
+      local again = command.succeed(folder, "run r.lua -n " .. kind)
+      assert.equal(again:match "rank 0: [^:]*: ([^\n]*)", line:match ": (.*)")
+      command.remove(folder)
+    end
+  end)
+
   it("holds no more microbatches than its schedule says", function()
     job("3 --thread-ranks", "what=memory microbatches=6")
   end)

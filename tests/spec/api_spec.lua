@@ -63,6 +63,7 @@ describe("the annotations", function()
     ["ms.Optimizer"] = ms.optim.sgd(layer), ["ms.Scaler"] = ms.optim.scaler(),
     ["ms.Stream"] = ms.stream(), ["ms.Group"] = ms.world(),
     ["ms.Pipeline"] = ms.pipeline { chunks = ms.nn.Linear(2, 2), microbatches = 1 },
+    ["ms.Schedule"] = ms.schedule "gpipe",
     ["ms.DDP"] = ddp, ["ms.fsdp"] = ms.fsdp, ["ms.FSDP"] = fsdp,
     ["ms.Bucket"] = bucket, ["ms.State"] = ms.hooks.state "of_api_spec",
     ["ms.hooks"] = ms.hooks, ["ms.Future"] = ms.all {},
@@ -79,7 +80,8 @@ describe("the annotations", function()
     ["ms.DDPOptions"] = true, ["ms.FSDPOptions"] = true, ["ms.ApplyOptions"] = true,
     ["ms.Stage"] = true, ["ms.EvalOptions"] = true,
     ["ms.OverlapPlanner"] = true, ["ms.BucketsPlanner"] = true,
-    ["ms.PrefetchPlanner"] = true, ["ms.GenerateOptions"] = true,
+    ["ms.PrefetchPlanner"] = true, ["ms.SchedulePlanner"] = true,
+    ["ms.GenerateOptions"] = true,
     ["ms.JsonLoaderOptions"] = true, ["ms.PipelineOptions"] = true,
     ["ms.CustomOptions"] = true, ["ms.PartState"] = true, ["ms.Pieces"] = true,
     ["ms.WholeKind"] = true,
@@ -260,6 +262,7 @@ describe("the annotations", function()
   takes["ms.nn.alone"] = with(of(ms.nn, "alone", ms.nn.Linear(2, 2)), "merge", "mean")
   takes["ms.pipeline"] = with(with(function(o) ms.pipeline(o) end, "microbatches", 1), "chunks",
     ms.nn.Linear(2, 2))
+  takes["ms.Schedule.placement"] = function(o) ms.schedule("gpipe"):placement(o) end
   takes["ms.nn.owned"] = of(ms.nn, "owned", ms.nn.Linear(2, 2), ms.world())
   takes["ms.nn.split"] = function(o) ms.nn.split(ms.nn.Linear(2, 2).weight, ms.world(), o) end
   takes["ms.nn.Dropout"] = of(ms.nn, "Dropout", 0.1)

@@ -289,7 +289,7 @@ return {
     "Group:levels ms.nn.split ms.pipeline",
     "GPT-2 over tensor, pipeline and data ranks: recipes/parallel/gpt2_3d.lua." },
   { "pipeline parallel, PP, pipelining, PipelineStage, ScheduleGPipe, Schedule1F1B, gpipe",
-    "ms.pipeline ms.nn.cut", "A GPT in a pipeline: recipes/parallel/pipeline.lua." },
+    "ms.pipeline ms.schedule ms.nn.cut", "A GPT in a pipeline: recipes/parallel/pipeline.lua." },
   { "context parallel, ring attention", "ms.custom",
     "Attention over a sequence that ranks share is not built.", none = true },
   { "cuda stream, torch.cuda.Stream", "ms.stream" },

@@ -6,11 +6,42 @@
 ---@field ranks integer
 ---@field chunks integer               of all ranks
 ---@field microbatches integer
+--- By chunk, counted from 0: mean times of its actions. nil at first, in schedules without `every`,
+--- and in `moonshard check`.
+---@field times? table<integer, ms.PipelineTimes>
+---@field bytes? table<integer, ms.PipelineBytes>   by chunk, where there are times
+--- In milliseconds, for one microbatch, without waiting. B is I and W in one: of a backward that ran
+--- whole, I and W are half each.
+---@class ms.PipelineTimes
+---@field F number
+---@field B number
+---@field I number
+---@field W number
+---@class ms.PipelineBytes
+---@field input integer                what goes into the chunk; its gradient goes back
+---@field kept integer                 what a microbatch keeps from its forward to its backward
 
 --- What a schedule answers.
 ---@class ms.PipelineSchedule
 ---@field placement integer[][]        the chunks of each rank, counted from 0
 ---@field actions string[][]           those of each rank in order, such as "0F1"
+
+---@class ms.SchedulePlanner
+---@field name string                  for messages
+--- Passes for which an answer holds: then the schedule is asked again, with times and bytes. Pass 2
+--- and later the last pass of each period are measured, in which a rank waits for its device before
+--- and after each action. Without `every` it is asked once, and nothing is measured.
+---@field every? integer
+---@field plan fun(view: ms.PipelineView): ms.PipelineSchedule
+
+--- A schedule, made by `ms.schedule`.
+---@class ms.Schedule
+--- The chunks of each rank, counted from 0 and in order, with `each` chunks on a rank; 1 unless given.
+--- ```lua
+--- local zbv = ms.schedule "zbv"
+--- zbv:placement { ranks = 2, each = 2, microbatches = 4 } --> { { 0, 3 }, { 1, 2 } }
+--- ```
+---@field placement fun(self, options: { ranks: integer, each?: integer, microbatches: integer }): integer[][]
 
 ---@class ms.PipelineOptions
 --- This rank's modules, in the order of their chunks; as many on each rank. A chunk takes what the
@@ -19,8 +50,8 @@
 ---@field chunks ms.Module|ms.Module[]
 ---@field group? ms.Group              the ranks of the pipeline; all unless given
 --- "1f1b" unless given; or "gpipe", "interleaved", "zb_h1", "zbv", a table of PyTorch in a file
---- that ends in .csv, or a function.
----@field schedule? string|fun(view: ms.PipelineView): ms.PipelineSchedule
+--- that ends in .csv, a Lua file, a function, or what `ms.schedule` makes.
+---@field schedule? string|ms.Schedule|fun(view: ms.PipelineView): ms.PipelineSchedule
 ---@field microbatches integer         parts of a batch, which it divides evenly
 --- Of the last chunk's first result, y and positions, the mean over the targets;
 --- `logits:cross_entropy(y)` unless given.
@@ -82,3 +113,24 @@
 --- pipe:step(ms.ones { 2, 4 }, ms.tensor { 0, 2 }):dim() --> 0
 --- ```
 ---@field pipeline fun(options: ms.PipelineOptions): ms.Pipeline
+--- Makes a schedule for `ms.pipeline`, also of a function, a ready-made one's name, or a file. With
+--- `every`, plan is asked again with measured times, means over the ranks. All ranks must answer
+--- alike, with the placement of the first answer; results keep their bits. A Lua file returns what
+--- this gives, or a function(options) that does. `moonshard run --watch` reads a changed file on all
+--- ranks before the same step; if its table cannot run, a warning says why, and the old one stays.
+--- ```lua
+--- local chunk = ms.nn.Linear(4, 4)
+--- local seen = 0
+--- local own = ms.schedule { name = "own", every = 10, plan = function(view)
+---   local placement, actions = {}, {}
+---   for r = 1, view.ranks do
+---     placement[r], actions[r] = { r - 1 }, { r - 1 .. "F0", r - 1 .. "B0" }
+---   end
+---   if view.times then seen = view.times[0].F end
+---   return { placement = placement, actions = actions }
+--- end }
+--- local pipe = ms.pipeline { chunks = chunk, microbatches = 1, schedule = own }
+--- for _ = 1, 3 do pipe:step(ms.ones { 2, 4 }, ms.tensor { 0, 2 }) end
+--- seen > 0 --> true
+--- ```
+---@field schedule fun(schedule: string|ms.SchedulePlanner|fun(view: ms.PipelineView): ms.PipelineSchedule): ms.Schedule

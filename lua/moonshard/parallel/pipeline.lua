@@ -1,19 +1,18 @@
 -- Pipelines: `ms.pipeline`. A model is cut into chunks, which ranks have; a batch is cut into
 -- microbatches, which go through them. A schedule says in which order each rank does what: it is a
--- planner, whose table is checked and played (pipeline/), compared over the ranks, and replayed at
+-- planner, whose table is checked, compared over the ranks, and played (pipeline/), and replayed at
 -- each step. The sends and receives between ranks are made here.
 --
 -- Invariants. Every message has its action as a label, so two ranks that disagree about what
 -- travels end with a report. Gradients of a chunk are added in the order of microbatches. What a
 -- chunk gets is a leaf: a backward ends there, and its gradient is what travels back.
 local core = require "moonshard.core"
-local actions = require "moonshard.parallel.pipeline.actions"
 local launch = require "moonshard.base.launch"
 local log = require "moonshard.base.log"
 local module = require "moonshard.nn.module"
 local options_of = require "moonshard.base.options"
+local plans = require "moonshard.parallel.pipeline.plans"
 local play = require "moonshard.parallel.pipeline.play"
-local schedules = require "moonshard.parallel.pipeline.schedules"
 local weights = require "moonshard.train.weights"
 require "moonshard.parallel.group"                -- methods of groups
 
@@ -25,7 +24,7 @@ Pipeline.__index = Pipeline
 Pipeline.__name = "ms.Pipeline"
 function Pipeline:__tostring()
   return ("pipeline of %d chunks on %d ranks, %d microbatches, %s"):format(self.table.shape.chunks,
-    self.group:size(), self.table.shape.microbatches, self.table.where)
+    self.group:size(), self.table.shape.microbatches, self.plan.schedule.name)
 end
 
 ------------------------------------------------------------------------------------------- making
@@ -58,33 +57,6 @@ local function check_passes(passes)
   return specs
 end
 
--- A function of numbers, and what messages call it.
-local function schedule_of(value)
-  if value == nil then value = "1f1b" end
-  if type(value) == "function" then
-    local info = debug.getinfo(value, "S")
-    return value, ("the schedule at %s:%d"):format(info.short_src, info.linedefined)
-  end
-  if type(value) ~= "string" then
-    core.raise(("pipeline: schedule is a name, a file in CSV or a function, not %s"):format(
-      type(value)))
-  end
-  if value:match "%.csv$" then
-    local text, message = core.file_read(value)
-    if not text then core.raise("pipeline: schedule: " .. message) end
-    return schedules.from_csv(value, text), value
-  end
-  local found = value ~= "from_csv" and schedules[value]
-  if not found then
-    local names = {}
-    for name in pairs(schedules) do if name ~= "from_csv" then names[#names + 1] = name end end
-    table.sort(names)
-    core.raise(("pipeline: there is no schedule '%s': use %s, a file in CSV, or a function"):format(
-      value, table.concat(names, ", ")))
-  end
-  return found, value
-end
-
 -- Raises unless all ranks of the group say the same.
 local function check_same(group, what, text)
   for r, other in ipairs(group:size() > 1 and group:_share_texts(text, "pipeline") or { text }) do
@@ -93,30 +65,6 @@ local function check_same(group, what, text)
         what, other, group:rank(), text), 5)
     end
   end
-end
-
--- The table, played once; raises what is wrong with it.
-local function plan_of(o, group, chunks)
-  local make, where = schedule_of(o.schedule)
-  local shape = {
-    ranks = group:size(), chunks = chunks * group:size(), microbatches = o.microbatches,
-  }
-  local view = { ranks = shape.ranks, chunks = shape.chunks, microbatches = shape.microbatches }
-  local t = actions.read(where, shape, make(view))
-  local own = 0
-  for chunk = 0, shape.chunks - 1 do own = own + (t.rank_of[chunk] == group:rank() and 1 or 0) end
-  if own ~= chunks then
-    core.raise(("pipeline: %s places %d chunks on rank %d, which has %d modules"):format(where, own,
-      group:rank(), chunks))
-  end
-  local played = play.run(t)
-  for r, live in ipairs(played.live) do
-    if o.max_live and live > o.max_live then
-      core.raise(("pipeline: %s: rank %d holds %d microbatches, and max_live is %d"):format(where,
-        r - 1, live, o.max_live))
-    end
-  end
-  return t, played
 end
 
 -- The table of forwards alone, in the order of microbatches.
@@ -138,22 +86,11 @@ local function forwards_of(t)
   return only
 end
 
--- What all ranks' lists are, in one text.
-local function text_of(t)
-  local lists = {}
-  for r, list in ipairs(t.lists) do
-    local texts = {}
-    for i, action in ipairs(list) do texts[i] = action.text end
-    lists[r] = table.concat(texts, " ")
-  end
-  return table.concat(lists, "\n")
-end
-
 ---@param options ms.PipelineOptions
 ---@return ms.Pipeline
 function pipeline.pipeline(options)
   local o = options_of.check("pipeline", options, {
-    chunks = "module|list", group = "group", schedule = "string|function",
+    chunks = "module|list", group = "group", schedule = "any",
     microbatches = "integer", loss = "function", data = "group", max_live = "integer",
     passes = "list",
   })
@@ -174,12 +111,19 @@ function pipeline.pipeline(options)
     core.raise "pipeline: microbatches is the number of parts of a batch, 1 or more"
   end
   check_same(group, "so many chunks, microbatches:", ("%d, %d"):format(#chunks, o.microbatches))
-  local t, played = plan_of(o, group, #chunks)
-  check_same(group, "a table with the hash", ("%016x"):format(core.hash(text_of(t))))
+  local schedule = plans.find(o.schedule == nil and "1f1b" or o.schedule)
+  local plan = plans.begin {
+    schedule = schedule, group = group, data = o.data, own = #chunks, max_live = o.max_live,
+    shape = {
+      ranks = group:size(), chunks = #chunks * group:size(), microbatches = o.microbatches,
+    },
+  }
+  local t, played = plan.table, plan.played
   local passes = check_passes(o.passes)
   if launch.sharded then table.insert(launch.sharded, { shards = group, replicas = o.data }) end
   if launch.checking and group:rank() == 0 then
-    table.insert(launch.assumptions, play.show(t, played))
+    table.insert(launch.assumptions, play.show(t, played)
+      .. (schedule.every and "\na run asks this schedule again, with measured times" or ""))
   end
   -- Modules in the order of their chunks.
   local own, rank, at = {}, group:rank(), 0
@@ -190,9 +134,9 @@ function pipeline.pipeline(options)
     end
   end
   return setmetatable({
-    chunks = own, group = group, data = o.data, loss = o.loss, table = t, played = played,
-    forwards = play.run(forwards_of(t)).steps[rank + 1], steps = played.steps[rank + 1],
-    specs = {}, passes = passes,
+    chunks = own, group = group, data = o.data, loss = o.loss, plan = plan, table = t,
+    played = played, forwards = play.run(forwards_of(t)).steps[rank + 1],
+    steps = played.steps[rank + 1], specs = {}, passes = passes,
   }, Pipeline)
 end
 
@@ -335,9 +279,25 @@ end
 
 local function default_loss(logits, y) return logits:cross_entropy(y) end
 
-local function forward(self, run, action)
+-- Runs f(...), which computes what an action is about: what it waits for has been enqueued before.
+-- Traces show it under the action's name, and a pass that is measured notes its time.
+local function compute(run, action, inputs, f, ...)
+  local first = core.tracing and core.trace_count()
+  if first then core.trace_label(action.text) end
+  if run.meter then
+    local arguments = table.pack(...)
+    plans.measured(run.meter, action, inputs, function()
+      f(table.unpack(arguments, 1, arguments.n))
+    end)
+  else f(...) end
+  if first then
+    core.trace_label()
+    core.trace_range(first, action.text)
+  end
+end
+
+local function through_chunk(self, run, action, inputs, leaves)
   local count = self.table.shape.microbatches
-  local inputs, leaves = inputs_of(self, run, action)
   local positions = part_of("positions", run.positions, action.micro, count)
   local given = table.move(inputs, 1, #inputs, 1, {})
   if positions then given[#given + 1] = positions end
@@ -365,6 +325,11 @@ local function forward(self, run, action)
   if run.backward then
     run.live[key_of(action.chunk, action.micro)] = { outputs = outputs, leaves = leaves }
   end
+end
+
+local function forward(self, run, action)
+  local inputs, leaves = inputs_of(self, run, action)
+  compute(run, action, inputs, through_chunk, self, run, action, inputs, leaves)
 end
 
 -- Gradients that have come for a chunk's results; nil: it is the last, and has the loss.
@@ -400,17 +365,10 @@ local function pass_on(self, run, action, leaves)
   end
 end
 
-local function backward(self, run, action)
-  local key = key_of(action.chunk, action.micro)
-  local live = run.live[key]
-  if action.kind == "W" then
-    run.live[key] = nil
-    live.root:backward(live.started and { rest = true } or { gradient = live.gradient })
-    return
-  end
-  local root, gradient = joined(live.outputs, gradients_of(self, run, action))
+local function whole_or_inputs(self, run, action, live, given)
+  local root, gradient = joined(live.outputs, given)
   if action.kind == "B" then
-    run.live[key] = nil
+    run.live[key_of(action.chunk, action.micro)] = nil
     root:backward { gradient = gradient }
   elseif #live.leaves > 0 then
     root:backward { gradient = gradient, inputs = live.leaves }
@@ -418,6 +376,22 @@ local function backward(self, run, action)
   end
   live.root, live.gradient = root, gradient
   pass_on(self, run, action, live.leaves)
+end
+
+local function of_weights(live)
+  live.root:backward(live.started and { rest = true } or { gradient = live.gradient })
+end
+
+local function backward(self, run, action)
+  local key = key_of(action.chunk, action.micro)
+  local live = run.live[key]
+  if action.kind == "W" then
+    run.live[key] = nil
+    compute(run, action, nil, of_weights, live)
+  else
+    local given = gradients_of(self, run, action)
+    compute(run, action, nil, whole_or_inputs, self, run, action, live, given)
+  end
 end
 
 -- Runs a rank's steps: its actions, and its sides of messages.
@@ -502,8 +476,15 @@ function Pipeline:show() return play.show(self.table, self.played) end
 ---@param positions? ms.Tensor
 ---@return ms.Tensor
 function Pipeline:step(x, y, positions)
-  local run = begin(self, "step", x, y, positions)
+  local run, plan = begin(self, "step", x, y, positions), self.plan
+  local meter, is_new = plans.before(plan)
+  if is_new then
+    self.table, self.played = plan.table, plan.played
+    self.steps = plan.played.steps[self.group:rank() + 1]
+  end
+  run.meter = meter
   reduce_after(self, function() replay(self, run, self.steps) end)
+  if meter then plans.after(plan, meter) end
   return mean_of(self, run)
 end
 
@@ -520,5 +501,7 @@ end
 options_of.methods(Pipeline, "a pipeline", function(value)
   return getmetatable(value) == Pipeline
 end)
+
+pipeline.schedule = plans.schedule
 
 return pipeline
