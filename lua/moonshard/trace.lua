@@ -81,6 +81,14 @@ end
 -- The number of a bucket in a label.
 local function bucket_of(label) return label and math.tointeger(label:match "^bucket (%d+)") end
 
+-- The action of a pipeline that a label names, and its microbatch. What it computes has its name:
+-- "0F3"; messages with its results have it after the group's: "world, 0F3.0", "world, 0F3 shapes".
+local function action_of(label)
+  local own = (label or ""):match "[^,]*$":match "^ ?(%d.*)" or ""
+  local action, micro = own:match "^(%d+[FBIW](%d+))%f[. \0]"
+  return action, math.tointeger(micro)
+end
+
 -- For each collective of a bucket, the task that it waits for: the last one that was enqueued on
 -- the stream of its wait before it, which writes the last of the bucket's gradients. Records are in
 -- the order in which tasks were enqueued. List of { from, to }, both records.
@@ -149,13 +157,14 @@ local function lines_of(records, ranges)
     thread_of(record.stream)
     if record.end_ns > 0 then
       local label = record.label
+      local action, micro = action_of(label)
       span(record.name, record.stream, record.start_ns, record.end_ns, {
         kind = record.kind,
         bytes = record.bytes,
         script = record.script ~= "" and record.script or nil,
         step = record.step,
         of = record.of,
-        label = label, bucket = bucket_of(label),
+        label = label, bucket = bucket_of(label), action = action, microbatch = micro,
       })
       if record.step and record.kind ~= "wait" then
         local step = steps[record.step] or { from = record.start_ns, to = record.end_ns }
@@ -184,7 +193,12 @@ local function lines_of(records, ranges)
           math.max(to or 0, record.end_ns)
       end
     end
-    if from then span(range.name, "ranges", from, to, { kind = "range" }) end
+    local action, micro = action_of(range.name)
+    if from then
+      span(range.name, "ranges", from, to, {
+        kind = "range", action = action, microbatch = micro,
+      })
+    end
   end
   return lines
 end

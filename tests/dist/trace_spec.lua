@@ -183,4 +183,47 @@ print(pcall(ms.trace.stop))
     for _, event in ipairs(events_of "t.json") do pids[event.pid] = true end
     assert.same({ [0] = true }, pids)
   end)
+
+  it("names the actions of a pipeline, their microbatches and their messages", function()
+    command.write(folder .. "/pipe.lua", [[
+      local ms = require "moonshard"
+      local pipe = ms.pipeline { chunks = ms.nn.Linear(8, 8), microbatches = 2, schedule = "zb_h1" }
+      for step in ms.steps(2) do
+        pipe:step(ms.rand { 4, 8, seed = step }, ms.zeros { 4, dtype = "i64" })
+      end]])
+    command.succeed(folder, "run pipe.lua -n 2 --trace t.json")
+    local tasks, ranges, messages, spans = {}, {}, {}, {}
+    for _, event in ipairs(events_of "t.json") do
+      local args = event.args or {}
+      if event.ph == "X" and args.action then
+        assert.equal(args.action:match "%d+$", tostring(args.microbatch))
+        if args.kind == "range" then
+          ranges[args.action] = (ranges[args.action] or 0) + 1
+          spans[event.pid] = spans[event.pid] or {}
+          table.insert(spans[event.pid], event)
+          assert.equal(args.action, event.name)
+        elseif args.kind == "comm" then messages[event.pid .. event.name .. args.action] = true
+        elseif args.kind ~= "wait" then
+          tasks[args.action] = true
+          assert.equal(args.action:match "^%d+", tostring(event.pid))
+        end
+      end
+    end
+    -- The first chunk has no gradients of inputs.
+    for _, action in ipairs { "0F0", "0F1", "0W0", "0W1", "1F0", "1F1", "1I0", "1I1", "1W0", "1W1" }
+    do
+      assert.equal(2, ranges[action], action)
+      assert.is_true(tasks[action], action)
+    end
+    for _, name in ipairs { "0send0F0", "1recv0F0", "1send1I1", "0recv1I1" } do
+      assert.is_true(messages[name], name)
+    end
+    -- An action's range has no waiting in it: those of a rank follow each other.
+    for _, list in pairs(spans) do
+      table.sort(list, function(a, b) return a.ts < b.ts end)
+      for i = 2, #list do
+        assert.is_true(list[i].ts >= list[i - 1].ts + list[i - 1].dur - 0.01)
+      end
+    end
+  end)
 end)

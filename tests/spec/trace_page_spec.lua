@@ -40,9 +40,9 @@ local function events()
 end
 
 -- The output of a script in the opened page, and the document. js: statements that call say(...);
--- address: text that is appended to the page's address.
-local function open(folder, js, address)
-  command.write(folder .. "/t.json", core.json_encode(events()))
+-- address: text that is appended to the page's address; list: other events.
+local function open(folder, js, address, list)
+  command.write(folder .. "/t.json", core.json_encode(list or events()))
   command.succeed(folder, "trace t.json --html page.html")
   local names = [[
     const press = name => key(canvas, name);
@@ -106,6 +106,37 @@ describe("the page of a trace in a browser", function()
       say(to - from < length / 2 ? "nearer" : "as far");
     ]])
     assert.equal("1500 4000|moved|let go|nearer", said)
+  end)
+
+  test("has a color for each microbatch of a pipeline, and a shade for its backward", function()
+    local list = events()
+    for micro = 0, 1 do
+      for i, kind in ipairs { "F", "B", "W" } do
+        local from = 4000 + 300 * micro + 100 * i
+        list[#list + 1] = {
+          ph = "X", pid = 0, tid = 1, name = "mul", cat = "compute", ts = from, dur = 100,
+          args = {
+            kind = "compute", step = 1, action = ("3%s%d"):format(kind, micro), microbatch = micro,
+          },
+        }
+      end
+    end
+    local said, dom = open(folder, [[
+      const all = actions.map(colorOf);
+      say(new Set(all).size);
+      const hue = color => +color.match(/[(]([0-9.]+)/)[1];
+      for (const i of [0, 3]) say(all.slice(i, i + 3).every(c => hue(c) === hue(all[i])));
+      say(Math.abs(hue(all[0]) - hue(all[3])) > 60);
+      say(data.spans.filter(s => !s[6]).every(s => colorOf(s) === colors[s.at(4)]));
+      const ratio = window.devicePixelRatio || 1;
+      const pixel = t => [...pen.getImageData(xOf(t) * ratio, (yOf(1) + 3) * ratio, 1, 1).data];
+      const light = t => pixel(t).slice(0, 3).reduce((a, b) => a + b);
+      say(light(3150) > light(3250) + 100, light(3450) > light(3550) + 100);
+      say(byId("key").textContent);
+    ]], "#3000-3700", list)
+    assert.equal("6|true|true|true|true|true true|computecommoptimizercopywaitsteprange\z
+      microbatch 0microbatch 1forwardbackwardgradients of weights", said)
+    assert.truthy(dom:find("hsl(30, 75%, 68%)", 1, true))
   end)
 
   test("opens where its address says", function()

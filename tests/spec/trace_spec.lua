@@ -137,6 +137,17 @@ describe("moonshard trace", function()
     assert.matches("<pre>2 ranks, milliseconds", page)
   end)
 
+  it("tells the page which microbatch of a pipeline a task is of", function()
+    command.write(folder .. "/t.json", core.json_encode {
+      task(0, "compute", "compute", 0, 0, 10, { label = "2F1", action = "2F1", microbatch = 1 }),
+    })
+    command.succeed(folder, "trace t.json --html page.html")
+    local data = core.json_decode(command.read(folder .. "/page.html"):match
+      "\nconst data = (%b{});\n")
+    assert.same({ 0, 0.0, 10.0, "compute_task", "compute", "2F1\nstep 0", "2F1", 1 },
+      data.spans[1])
+  end)
+
   it("says what is wrong with a file", function()
     local function refuses(text, expected)
       command.write(folder .. "/bad.json", text)

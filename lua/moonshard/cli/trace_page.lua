@@ -37,11 +37,18 @@ before. Double click, 0: everything.</p>
 -- second step, because the first one allocates memory and makes plans.
 local SCRIPT = [==[
 // data.rows: [rank, stream]; data.spans: [row, microseconds from the beginning, duration, name,
-// kind, more]
+// kind, more, action and microbatch of a pipeline or nothing]
 const colors = {
   compute: hues.blue, comm: hues.red, optimizer: hues.green, copy: "#9ecae9", wait: "#d8d8d8",
   step: hues.yellow, range: hues.purple,
 };
+// Each microbatch has a hue: neighbours are far apart. Forwards are light, backwards dark; of a
+// backward in two parts the one for inputs is dark, and the one for weights grey.
+const kindOf = s => s[6].match(/[FBIW]/)[0];
+const shades = { F: "75%, 68%", B: "65%, 40%", I: "65%, 40%", W: "25%, 52%" };
+const ofMicrobatch = (number, kind) =>
+  `hsl(${(number * 137.5 + 30) % 360}, ${shades[kind]})`;
+const colorOf = s => s[6] ? ofMicrobatch(s[7], kindOf(s)) : colors[s[4]] || "#888";
 const canvas = byId("picture"), tip = byId("tip");
 const pen = canvas.getContext("2d");
 const left = 150, top_ = 22, height = 20, gap = 3;
@@ -51,9 +58,21 @@ const steps = data.spans
   .filter(s => s[4] === "step" && s[0] === data.spans.find(o => o[4] === "step")[0])
   .sort((a, b) => a[1] - b[1]);
 let from = 0, to = whole;
-for (const kind of Object.keys(colors)) {
-  const entry = `<span><i style="background:${colors[kind]}"></i>${kind}</span>`;
+function explain(color, text) {
+  const entry = `<span><i style="background:${color}"></i>${text}</span>`;
   byId("key").insertAdjacentHTML("beforeend", entry);
+}
+for (const kind of Object.keys(colors)) explain(colors[kind], kind);
+const actions = data.spans.filter(s => s[6]);
+const microbatches = [...new Set(actions.map(s => s[7]))].sort((a, b) => a - b);
+const MOST_KEYS = 12;
+for (const number of microbatches.slice(0, MOST_KEYS)) {
+  explain(ofMicrobatch(number, "F"), `microbatch ${number}`);
+}
+if (microbatches.length > MOST_KEYS) explain("none", `... ${microbatches.at(-1)}`);
+for (const [kind, text] of [["F", "forward"], ["B", "backward"], ["I", "gradients of inputs"],
+  ["W", "gradients of weights"]]) {
+  if (actions.some(s => kindOf(s) === kind)) explain(ofMicrobatch(microbatches[0], kind), text);
 }
 const yOf = row => top_ + row * (height + gap);
 const width = () => canvas.clientWidth - left;
@@ -74,13 +93,15 @@ function draw() {
   pen.beginPath();
   pen.rect(left, 0, width(), tall);
   pen.clip();
-  for (const [row, begin, length, name, kind] of data.spans) {
+  for (const span of data.spans) {
+    const [row, begin, length, name, kind] = span;
     if (begin + length < from || begin > to) continue;
     const x = xOf(begin), w = Math.max(xOf(begin + length) - x, 0.6);
-    pen.fillStyle = colors[kind] || "#888";
+    pen.fillStyle = colorOf(span);
     pen.fillRect(x, yOf(row), w > 4 ? w - 1 : w, height);
     if (w > 40) {
-      pen.fillStyle = kind === "wait" || kind === "copy" || kind === "step" ? "#333" : "#fff";
+      const isLight = span[6] ? kindOf(span) === "F" : ["wait", "copy", "step"].includes(kind);
+      pen.fillStyle = isLight ? "#333" : "#fff";
       pen.fillText(name, Math.max(x, left) + 3, yOf(row) + height / 2, w - 6);
     }
   }
@@ -245,7 +266,7 @@ return function(title, events, text)
       local args = type(event.args) == "table" and event.args or {}
       spans[#spans + 1] = core.json_list {
         place[event.pid .. "/" .. tostring(event.tid)], event.ts - begin, event.dur, event.name,
-        args.kind or "", more_of(args),
+        args.kind or "", more_of(args), args.action, args.microbatch,
       }
     end
   end
