@@ -11,7 +11,8 @@ local cfg = ms.config {
   stages       = { 2, help = "consecutive ranks of a pipeline; others have other data" },
   each         = { 1, help = "chunks of a rank: 2 or more for interleaved, 2 for zbv" },
   schedule     = {
-    "1f1b", help = "gpipe, 1f1b, interleaved, zb_h1, zbv, or a table of PyTorch: FILE.csv",
+    "1f1b", open = true, help = "gpipe, 1f1b, interleaved, zb_h1, zbv, a table of PyTorch \z
+      (FILE.csv) or a Lua file, whose own options are schedule.NAME=VALUE",
   },
   microbatches = { 4, help = "parts of a batch, which go through the chunks one after the other" },
   steps        = { 300, help = "optimizer steps" },
@@ -34,23 +35,11 @@ local stages, replicas = ms.world():levels(math.min(cfg.stages, ms.world_size())
 local CHUNKS <const> = stages:size() * cfg.each
 if LAYERS < CHUNKS then error(("%d chunks need as many blocks"):format(CHUNKS), 0) end
 
--- The numbers of this rank's chunks, from 0, in their order: those that its row of a table has; in
--- a V the last ranks have the middle; else chunks go round.
-local function own_chunks()
-  local own, rank = {}, stages:rank()
-  if cfg.schedule:match "%.csv$" then
-    local lines, seen = {}, {}
-    for line in assert(io.lines(cfg.schedule)) do
-      if line:find "%S" then lines[#lines + 1] = line end
-    end
-    for chunk in (lines[rank + 1] or ""):gmatch "(%d+)[FBIW]" do
-      if not seen[chunk] then seen[chunk], own[#own + 1] = true, math.tointeger(chunk) end
-    end
-    table.sort(own)
-  elseif cfg.schedule == "zbv" then own = { rank, CHUNKS - 1 - rank }
-  else for round = 1, cfg.each do own[round] = (round - 1) * stages:size() + rank end end
-  return own
-end
+local schedule = ms.scripts.resolve(cfg, "schedule")
+-- The numbers of this rank's chunks, from 0, in their order.
+local own = schedule:placement {
+  ranks = stages:size(), each = cfg.each, microbatches = cfg.microbatches,
+}[stages:rank() + 1]
 
 --------------------------------------------------------------------------------------------- model
 
@@ -63,7 +52,7 @@ local whole = ms.device("meta", function()
   }
 end)
 local chunks = {}
-for i, number in ipairs(own_chunks()) do
+for i, number in ipairs(own) do
   chunks[i] = nn.cut(whole, number * LAYERS // CHUNKS + 1, (number + 1) * LAYERS // CHUNKS)
 end
 
@@ -88,7 +77,7 @@ for i, chunk in ipairs(chunks) do chunks[i] = ms.ddp(chunk, { group = replicas }
 -- Chunks pass the stream and the change of it that the last block has made: `check` needs to know.
 local rows = cfg.batch // replicas:size() // cfg.microbatches
 local pipe = ms.pipeline {
-  chunks = chunks, group = stages, data = replicas, schedule = cfg.schedule,
+  chunks = chunks, group = stages, data = replicas, schedule = schedule,
   microbatches = cfg.microbatches,
   passes = {
     { dtype = "f32", rows, cfg.length, cfg.model.width },

@@ -191,6 +191,33 @@ describe("recipes/parallel/pipeline.lua", function()
     end
   end)
 
+  it("takes schedules in files, with their options", function()
+    local function file(name)
+      return ("schedule='%s/recipes/parallel/schedules/%s.lua' "):format(command.source, name)
+    end
+    for _, how in ipairs {
+      { "2", file "limited" .. "schedule.most=1" },
+      { "4 --thread-ranks", file "limited" .. "stages=4" },
+      { "2 --thread-ranks", file "breadth_first" .. "each=2" },
+      { "4 --thread-ranks", file "by_times" .. "schedule.every=1 schedule.spare=1" },
+    } do
+      local own = train(recipe, how[1], how[2])
+      same(whole, own, how[2])
+    end
+    for options, text in pairs {
+      [file "breadth_first" .. "schedule.most=2"] = "takes no options: it returns a plan",
+      ["schedule=zb_h1 schedule.most=2"] = "'zb_h1' takes no options, only files in Lua do",
+      ["schedule=1f2b"] = "there is no schedule '1f2b': did you mean '1f1b'?",
+      ["schedule=none.csv"] = "there is no file 'none.csv'",
+      [file "limited" .. "each=2"] = "placement leaves out chunk 2",
+    } do
+      local code, _, err = command.run(folder, ("run '%s/recipes/%s.lua' -n 2 --thread-ranks %s %s")
+        :format(command.source, recipe, OPTIONS[recipe], options))
+      assert.is_true(code == 1 or code == 2)
+      assert.truthy(err:find(text, 1, true), err)
+    end
+  end)
+
   it("drops, and runs in 16 bits", function()
     local dropped = train(recipe, "4 --thread-ranks", "model.dropout=0.1")
     falls(dropped)
@@ -231,9 +258,30 @@ describe("recipes/parallel/pipeline.lua", function()
 end)
 
 describe("recipes/parallel/README.md", function()
-  it("has a script that combines all of them, and gives the losses of one rank", function()
+  -- The file of a block.
+  local function written(wanted)
+    for _, block in ipairs(guide.blocks(command.read(command.source
+      .. "/recipes/parallel/README.md"))) do
+      if block.text:find("-- file: " .. wanted, 1, true) then
+        return guide.write_file(folder, block.text)
+      end
+    end
+    error("no block has the file " .. wanted)
+  end
+
+  it("has a schedule that runs, and names all others", function()
+    local out = command.succeed(folder, ("check '%s/recipes/parallel/pipeline.lua' -n 2 steps=2 \z
+      %s schedule=%s"):format(command.source, OPTIONS["parallel/pipeline"], written "in_turn.lua"))
+    assert.truthy(out:find("at most 1, 1 microbatches held by the ranks\n\z
+      rank 0   F0          B0    F1", 1, true), out)
     local text = command.read(command.source .. "/recipes/parallel/README.md")
-    local name = guide.write_file(folder, guide.blocks(text)[1].text)
+    for name in io.popen(("ls '%s/recipes/parallel/schedules'"):format(command.source)):lines() do
+      assert.truthy(text:find(("(schedules/%s)"):format(name), 1, true), name)
+    end
+  end)
+
+  it("has a script that combines all of them, and gives the losses of one rank", function()
+    local name = written "all.lua"
     local function losses(ranks, options)
       local out = command.succeed(folder, ("run %s -n %s %s"):format(name, ranks, options))
       local list = {}

@@ -158,13 +158,15 @@
 ---@field apply fun(cfg: table, model: ms.Module|ms.MakeModel, make: ms.MakeOptimizer, extra?: ms.ApplyOptions): ms.Module, ms.Optimizer, number?
 --- For what apply does not do: the link ("hook"), policy ("overlap"), plan ("buckets"), table of
 --- functions ("gather") or strategy ("prefetch") that the option of cfg names; a function of the
---- model ("local"), or of the wrapped model and the recipe's optimizer ("optimizer"); nil where it
---- is not set. A wrong one ends the run with 2, and so does a file that gives further pieces.
+--- model ("local"), or of the wrapped model and the recipe's optimizer ("optimizer"); the schedule of
+--- a pipeline ("schedule"), an option that a recipe declares itself: { "1f1b", open = true }; nil
+--- where it is not set. A wrong one ends the run with 2, and so does a file that gives further
+--- pieces.
 --- ```lua
 --- local cfg = ms.config(ms.scripts.options {})
 --- ms.scripts.resolve(cfg, "hook") --> nil
 --- ```
----@field resolve fun(cfg: table, name: "hook"|"overlap"|"buckets"|"gather"|"prefetch"|"local"|"optimizer"): any
+---@field resolve fun(cfg: table, name: "hook"|"overlap"|"buckets"|"gather"|"prefetch"|"local"|"optimizer"|"schedule"): any
 --- Two data sets, to train and to validate on, by three options of cfg: data, a path; valid, a path
 --- or ""; bytes: the paths name texts, and not token shards. Without a path the validation is the
 --- val*.bin of a folder of shards, or else the last twentieth of the data. A path that cannot be

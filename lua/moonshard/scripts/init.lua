@@ -22,6 +22,7 @@ local optimizer_files = require "moonshard.scripts.optimizer_files"
 local pieces = require "moonshard.scripts.pieces"
 local plans = require "moonshard.parallel.overlap.plans"
 local prefetch = require "moonshard.parallel.fsdp.prefetch"
+local schedules = require "moonshard.parallel.pipeline.plans"
 local options_of = require "moonshard.base.options"
 local own_command = require "moonshard.base.own_command"
 local shipped = require "moonshard.base.shipped"
@@ -35,7 +36,8 @@ local check = options_of.check
 local scripts = {}
 
 -- For each option: its ready-made values, the folder of its scripts in recipes/, its help text, and
--- whether a file in that folder, or at hand, may be given by its name alone.
+-- whether a file in that folder, or at hand, may be given by its name alone. own: recipes that have
+-- the option declare it themselves.
 local kinds = {
   hook = {
     ready = hooks._ready_made, noun = "hook", folder = "hooks", by_name = true,
@@ -64,6 +66,10 @@ local kinds = {
   optimizer = {
     ready = {}, noun = "optimizer", folder = "optim", by_name = true,
     what = "the optimizer, instead of the recipe's own",
+  },
+  schedule = {
+    ready = schedules.ready_made, noun = "schedule", folder = "parallel/schedules", own = true,
+    tables = "%.csv$",
   },
 }
 
@@ -110,7 +116,8 @@ end
 local function complaint(name, value)
   local kind = kinds[name]
   value = file_of(name, value)
-  if value == "" or core.exists(value) == "file" and value:match "%.lua$" then return nil end
+  local is_file = value:match "%.lua$" or kind.tables and value:match(kind.tables)
+  if value == "" or is_file and core.exists(value) == "file" then return nil end
   for _, ready in ipairs(kind.ready) do if ready == value then return nil end end
   local files = files_at_hand(kind.folder)
   local known, path_of = { table.unpack(kind.ready) }, {}
@@ -123,7 +130,7 @@ local function complaint(name, value)
   local near = core.nearest(value:match "([^/]*)%.lua$" or value, known)
   local hint = near and (": did you mean '%s'?"):format(path_of[near] or near) or ""
   return ("there is no %s '%s'%s\nready-made: %s\nfiles at hand: %s"):format(
-    value:match "%.lua$" and "file" or kind.noun, value, hint, ready_made(kind),
+    is_file and "file" or kind.noun, value, hint, ready_made(kind),
     #files > 0 and table.concat(files, ", ") or "none; a file's name ends in .lua")
 end
 
@@ -158,19 +165,21 @@ function scripts.options(options)
       :format(table.concat(fsdp._strategies, ", ")),
   })
   for name, kind in pairs(kinds) do
-    declare(options, name, {
-      "", open = true, check = function(value) return complaint(name, value) end,
-      help = ("%s: %sa Lua file%s; %s.NAME=VALUE are its own options"):format(kind.what,
-        #kind.ready > 0 and ready_made(kind) .. ", or " or "",
-        kind.by_name and (", or the name of one in recipes/%s"):format(kind.folder) or "", name),
-    })
+    if not kind.own then
+      declare(options, name, {
+        "", open = true, check = function(value) return complaint(name, value) end,
+        help = ("%s: %sa Lua file%s; %s.NAME=VALUE are its own options"):format(kind.what,
+          #kind.ready > 0 and ready_made(kind) .. ", or " or "",
+          kind.by_name and (", or the name of one in recipes/%s"):format(kind.folder) or "", name),
+      })
+    end
   end
   return options
 end
 
 --- Ends the program with code 2 unless the value is the name of a ready-made link, policy or plan
 --- of its kind, or a Lua file.
----@param name "hook"|"overlap"|"buckets"|"gather"|"prefetch"|"local"|"optimizer"
+---@param name "hook"|"overlap"|"buckets"|"gather"|"prefetch"|"local"|"optimizer"|"schedule"
 ---@param value string
 function scripts._check(name, value)
   local wrong = complaint(name, value)
@@ -180,7 +189,7 @@ end
 local makers = {
   hook = hooks._from, overlap = plans.planner_of, buckets = buckets.planner_of,
   gather = gathers.from, prefetch = prefetch.planner_of, ["local"] = local_methods.from,
-  optimizer = optimizer_files.from,
+  optimizer = optimizer_files.from, schedule = schedules.find,
 }
 
 -- f(...), in which an error ends the program with code 2 and a message that names the option.
@@ -232,7 +241,7 @@ local piece_of = {
 }
 
 ---@param cfg table what ms.config gave
----@param name "hook"|"overlap"|"buckets"|"gather"|"prefetch"|"local"|"optimizer"
+---@param name "hook"|"overlap"|"buckets"|"gather"|"prefetch"|"local"|"optimizer"|"schedule"
 ---@return any
 function scripts.resolve(cfg, name)
   if name ~= "local" then
