@@ -39,8 +39,8 @@ local cfg = ms.config {
 local context, replicas = ms.world():levels(math.min(cfg.context, ms.world_size()))
 local ranks, rank = context:size(), context:rank()
 
--- The sequence is cut into pieces. In a zigzag a rank has piece `rank` and its mirror image: late
--- queries see many keys and early ones few, so each rank has as much to do as the others.
+-- The sequence is cut into pieces. In a zigzag a rank has piece `rank` from the beginning, and the
+-- same from the end: late queries see many keys and early ones few, so all have as much to do.
 local each = cfg.zigzag and 2 or 1
 local pieces = ranks * each
 local function pieces_of(of) return cfg.zigzag and { of, pieces - 1 - of } or { of } end
