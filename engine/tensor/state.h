@@ -84,8 +84,8 @@ struct ms_tensor_state {
      * fail. */
     size_t staged_count, staged_capacity, readbacks;
     ms_cast_origin *unused_origins;
-    bool meta;                    /* new tensors are on "meta" */
-    bool metas;                   /* some tensor has been */
+    bool meta;                     /* new tensors are on "meta" */
+    bool metas;                    /* some tensor has been */
     struct ms_kept_products *kept; /* products.h; NULL: products are made */
     /* What is written in `restored` is computed from `source` now: see ms_tensor_restoring. */
     const ms_tensor *restored, *source;
