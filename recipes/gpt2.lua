@@ -52,7 +52,8 @@ local cfg = ms.config(ms.scripts.options {
   clip       = { 1.0, help = "global norm of gradients" },
   dropout    = 0.0,
   recompute  = {
-    false, help = "run blocks again in backward instead of keeping their activations",
+    "false", choices = { "false", "true", "matmul" },
+    help = "run blocks again in backward, not to keep activations; matmul: but for products",
   },
   dtype      = {
     "auto", choices = { "auto", "f32", "bf16", "f16", "fp8" },
@@ -88,20 +89,22 @@ local sizes = {
 
 local train, valid = ms.scripts.texts(cfg)
 
+local recompute = ({ ["true"] = true, matmul = "matmul" })[cfg.recompute]
+
 -- The weights, or adapters beside them, are trained.
 local adapts, adapt = ms.scripts.adapters(cfg)
 
 local function make()
   if cfg.weights ~= "" then
     return adapt(assert(nn.pretrained(cfg.weights,
-      { dropout = cfg.dropout, recompute = cfg.recompute })))
+      { dropout = cfg.dropout, recompute = recompute })))
   end
   local size = sizes[cfg.size]
   for name, value in pairs(cfg.model) do if value > 0 then size[name] = value end end
   return adapt(nn.gpt2 {
     vocab = cfg.vocab > 0 and cfg.vocab or -(-ms.scripts.vocab(cfg, train, 50257) // 128) * 128,
     context = cfg.length, layers = size.layers, width = size.width,
-    heads = size.heads, dropout = cfg.dropout, recompute = cfg.recompute,
+    heads = size.heads, dropout = cfg.dropout, recompute = recompute,
   })
 end
 

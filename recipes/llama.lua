@@ -53,7 +53,8 @@ local cfg = ms.config(ms.scripts.options {
   decay      = { 0.1, help = "weight decay of matrices" },
   clip       = { 1.0, help = "global norm of gradients" },
   recompute  = {
-    false, help = "run blocks again in backward instead of keeping their activations",
+    "false", choices = { "false", "true", "matmul" },
+    help = "run blocks again in backward, not to keep activations; matmul: but for products",
   },
   dtype      = {
     "auto", choices = { "auto", "f32", "bf16", "f16", "fp8" },
@@ -84,19 +85,21 @@ local cfg = ms.config(ms.scripts.options {
 
 local train, valid = ms.scripts.texts(cfg)
 
+local recompute = ({ ["true"] = true, matmul = "matmul" })[cfg.recompute]
+
 -- The weights, or adapters beside them, are trained.
 local adapts, adapt = ms.scripts.adapters(cfg)
 
 local function make()
   if cfg.weights ~= "" then
-    return adapt(assert(nn.pretrained(cfg.weights, { recompute = cfg.recompute })))
+    return adapt(assert(nn.pretrained(cfg.weights, { recompute = recompute })))
   end
   local m = cfg.model
   return adapt(nn.llama {
     vocab = ms.scripts.vocab(cfg, train, 32000), context = cfg.length,
     layers = m.layers, width = m.width, heads = m.heads,
     kv_heads = m.kv_heads, rotary_base = m.rotary_base,
-    recompute = cfg.recompute,
+    recompute = recompute,
   })
 end
 

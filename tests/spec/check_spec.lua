@@ -125,6 +125,7 @@ describe("moonshard check", function()
     local gpt2, llama = command.source .. "/recipes/gpt2.lua",
       command.source .. "/recipes/llama.lua"
     same_peak(gpt2, options .. " model.heads=2 run=gpt2 recompute=true")
+    same_peak(gpt2, options .. " model.heads=2 run=gpt2-rest recompute=matmul")
     same_peak(gpt2, options .. " weights=gpt2/model run=gpt2-more valid=held-out")
     same_peak(llama, options .. " run=llama")
     same_peak(gpt2, options .. " model.heads=2 run=gpt2-packed packed=true end_of_text=7")

@@ -86,9 +86,11 @@ end
 
 -- Lists of changes, the best known first: of each list the first one that fits is told.
 local function alternatives(options, question)
-  local found, recompute = {}, options.recompute == false and changed({}, "recompute", true)
-  found[1] = halves({}, options)
-  found[2] = { recompute or nil }
+  local has_rest = options.recompute == "false"                -- as recipes with "matmul" have it
+  local recompute = (has_rest or options.recompute == false) and changed({}, "recompute", true)
+  local found = { halves({}, options), {} }
+  if has_rest then table.insert(found[2], changed({}, "recompute", "matmul")) end
+  if recompute then table.insert(found[2], recompute) end
   if options.shard == "" and question.ranks > 1 then
     found[#found + 1] = { changed({}, "shard", "full_shard") }
   end
