@@ -83,6 +83,8 @@ return {
   { "gradient checkpointing, activation checkpointing, torch.utils.checkpoint, remat, \z
       checkpoint_wrapper, gradient_checkpointing_enable, recomputation",
     "ms.recompute ModelOptions.recompute" },
+  { "create_selective_checkpoint_contexts, selective checkpointing",
+    "ms.recompute_rest ModelOptions.recompute" },
   { "autograd.Function, torch.autograd.Function, autograd function, custom backward, \z
       custom gradient, custom_vjp, ctx.save_for_backward, straight-through estimator, \z
       conjugate pair", "ms.custom" },
