@@ -1,5 +1,6 @@
 -- Links that send each rank its own part of a bucket, on known gradients: methods_exact.lua holds
--- what each rank expects. And runs of them that are resumed.
+-- what each rank expects. And runs of the methods of recipes/ that are resumed; those of local= are
+-- in local_spec.lua and local_methods_spec.lua.
 local command = require "command"
 local ms = require "moonshard"
 
@@ -34,7 +35,8 @@ describe("a method that is resumed", function()
   local function train(options, name)
     local out = command.succeed(folder, ("run '%s/recipes/gpt_bytes.lua' --thread-ranks data=text \z
       length=16 batch=4 dtype=f32 every.eval=5 every.sample=0 every.save=5 model.layers=1 \z
-      model.width=32 model.heads=2 steps=10 run=%s %s"):format(command.source, name, options))
+      model.width=32 model.heads=2 steps=10 run=%s %s"):format(command.source, name,
+      (options:gsub("HOOKS", command.source .. "/recipes/hooks"))))
     local losses = {}
     for i, line in ipairs(command.metrics(folder .. "/" .. name)) do
       losses[i] = ("%d %.9g"):format(line.step, line.loss)
@@ -47,6 +49,11 @@ describe("a method that is resumed", function()
     "-n 2 hook=zeropp shard=full_shard", "-n 4 hook=zeropp hook.ranks=2 shard=full_shard",
     "-n 2 hook=sdp4bit shard=full_shard", "-n 4 hook=sdp4bit hook.ranks=2 shard=shard_grad_op",
     "-n 2 hook=onebit_adam hook.warmup=3",
+    "-n 2 hook=HOOKS/powersgd.lua hook.start_step=2", "-n 2 hook=dgc hook.fraction=0.1",
+    "-n 2 hook=HOOKS/random_k.lua", "-n 2 hook=int8_all_to_all", "-n 2 hook=demo",
+    "-n 2 hook=dion hook.rank=2", "-n 2 local=muloco local.period=3",
+    "-n 2 optimizer=muon shard=full_shard", "-n 2 optimizer=shampoo optimizer.every=3",
+    "-n 2 optimizer=shampoo optimizer.every=3 shard=full_shard",
   } do
     it("goes on bit for bit: " .. options, function()
       local _, losses, whole = train(options, "whole")
