@@ -9,7 +9,7 @@ local falls, same = trained.falls, trained.same
 local SMALL <const> = "data=text length=24 batch=8 lr=5e-4 warmup=1 model.width=48 model.heads=12 "
 local OPTIONS <const> = {
   ["parallel/tensor"] = SMALL .. "dtype=f32 model.layers=2 every.eval=2 ",
-  ["parallel/pipeline"] = SMALL .. "model.layers=5 ",
+  ["parallel/pipeline"] = SMALL .. "model.layers=5 every.eval=2 ",
   ["parallel/context"] = SMALL .. "dtype=f32 model.layers=2 every.eval=2 ",
   gpt_bytes = SMALL .. "dtype=f32 model.layers=2 every.eval=2 every.sample=0 ",
 }
@@ -228,17 +228,41 @@ describe("recipes/parallel/pipeline.lua", function()
   end)
 
   it("goes on from a checkpoint, bit for bit, or on other ranks", function()
-    for _, how in ipairs { "save=3", "save=3 schedule=interleaved each=2 model.dropout=0.1" } do
+    local again <const> = "every.save=3 resume=auto "
+    for _, how in ipairs { again, again .. "schedule=interleaved each=2 model.dropout=0.1" } do
       local one = train(recipe, "4 --thread-ranks", how)
       equal_bits(one, resume(recipe, "4 --thread-ranks", how, one))
     end
-    local one = train(recipe, "4 --thread-ranks", "save=3")
-    same(one, resume(recipe, "4 --thread-ranks", "stages=4", one), "in four stages")
+    local one = train(recipe, "4 --thread-ranks", again)
+    same(one, resume(recipe, "4 --thread-ranks", again .. "stages=4", one), "in four stages")
+  end)
+
+  it("counts each token once, and refuses options that have no place", function()
+    local out = train(recipe, "4 --thread-ranks", "stages=2").out
+    local expected = train(recipe, "1", "stages=1").out
+    assert.equal(expected:match "model +[^\n]*parameters", out:match "model +[^\n]*parameters")
+    for options, text in pairs {
+      ["accumulate = 2"] = "its microbatches are the passes of a step",
+      ["loss = print"] = "the pipeline's own option loss gives it",
+      ["dtype = 'f16'"] = "it does not scale its loss", ["graph = true"] = "ranks wait",
+      ["sample = { every = 1 }"] = "no rank has the whole model",
+      ["pipeline = 5"] = "option pipeline must be a pipeline",
+    } do
+      command.write(folder .. "/refused.lua", ([[
+        local ms = require "moonshard"
+        local net = ms.nn.Linear(4, 4)
+        local pipe = ms.pipeline { chunks = net, microbatches = 1 }
+        ms.train { model = net, optimizer = ms.optim.sgd(net), steps = 1, run = false,
+          data = function() return ms.ones { 2, 4 }, ms.zeros { 2, dtype = "i64" } end,
+          pipeline = pipe, %s }]]):format(options))
+      local code, _, err = command.run(folder, "run refused.lua")
+      assert.is_true(code == 1 and err:find(text, 1, true) ~= nil, options .. err)
+    end
   end)
 
   it("ends with 75 and a checkpoint where it is stopped, and goes on", function()
-    local options = ("'%s/recipes/%s.lua' -n 2 --log-every 1 run=stopped steps=100000 %s"):format(
-      command.source, recipe, OPTIONS[recipe])
+    local options = ("'%s/recipes/%s.lua' -n 2 --log-every 1 run=stopped steps=100000 %s \z
+      every.save=1000"):format(command.source, recipe, OPTIONS[recipe])
     local job = command.start(folder, options .. " 2>&1 & echo pid $!; wait $!")
     local pid
     for line in job.file:lines() do

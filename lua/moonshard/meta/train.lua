@@ -120,6 +120,11 @@
 --- declared to be each rank's own (`ms.nn.alone`, or `ignored` of a wrapped model): others are
 --- refused before the first step. true: the recipe averages gradients or weights by itself.
 ---@field by_hand? boolean
+--- A pipeline whose step is forward and backward of all microbatches. model: a module that has what
+--- this rank has of the model. data: a loader whose group is the data ranks. loss, accumulate above
+--- 1, sample, graph, eval.measure and f16 are errors; the last batch of a validation is left out if
+--- it has fewer rows.
+---@field pipeline? ms.Pipeline
 ---@field things? table                more objects to save, with state and load_state, by name
 ---@field before_step? fun(step: integer)
 ---@field after_backward? fun(step: integer)          before clipping

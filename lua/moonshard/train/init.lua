@@ -10,6 +10,7 @@ local module = require "moonshard.nn.module"
 local replicas = require "moonshard.parallel.replicas"
 local dtypes = require "moonshard.train.dtype"
 local length = require "moonshard.train.length"
+local stages = require "moonshard.train.stages"
 local steps = require "moonshard.train.steps"
 local settings = require "moonshard.train.settings"
 local folder = require "moonshard.train.folder"
@@ -223,10 +224,25 @@ local function check_late(self)
   end
 end
 
+-- Tells the report the number of targets in a step: tokens of a text, or samples.
+local function count_tokens(self, y)
+  if self.report.tokens or not core.is_tensor(y) then return end
+  local ranks = data_files.ranks[self.o.data] or self.data_ranks
+  self.report.tokens = y:numel() * self.o.accumulate * ranks
+end
+
+-- The same over a pipeline.
+local function through_stages(self)
+  local x, y, positions = self.next_batch()
+  count_tokens(self, y)
+  return stages.step(self.o, x, y, positions)
+end
+
 -- Forward and backward of one step; the mean loss over its targets, on the device, and their sum of
 -- weights, if there is one.
 local function forward_backward(self)
   local o, total = self.o, nil
+  if o.pipeline then return through_stages(self) end
   local late = getmetatable(o.model).fsdp ~= nil
   local step_weights = weights.step(o.accumulate, group_of_means(self), late)
   local batches = count_targets(self, step_weights)
@@ -238,11 +254,7 @@ local function forward_backward(self)
     else
       x, y, positions = self.next_batch()
     end
-    -- The number of targets in a step: tokens of a text, or samples.
-    if not self.report.tokens and core.is_tensor(y) then
-      local ranks = data_files.ranks[o.data] or self.data_ranks
-      self.report.tokens = y:numel() * o.accumulate * ranks
-    end
+    count_tokens(self, y)
     local loss, _, weight = pass(self, x, y, positions, false)
     loss = step_weights:of(i, loss, weight)
     if step_weights.rest then
@@ -362,9 +374,16 @@ local function validate(self)
   local count, batches, sums = 0, 0, {}
   local function add(name, value) sums[name] = sums[name] and sums[name]:add_(value) or value end
   o.model:eval()
+  if o.pipeline then stages.mode(o, false) end
+  local most
   core.no_grad(function()
     for x, y, positions in o.valid:batches(o.eval.batches) do
-      local loss, outputs, weight = pass(self, x, y, positions, o.eval.measure ~= nil)
+      -- The last batch may have fewer rows, and stages take those of training.
+      most = most or #x
+      if o.pipeline and #x < most then break end
+      local loss, outputs, weight
+      if o.pipeline then loss = stages.eval(o, x, y, positions)
+      else loss, outputs, weight = pass(self, x, y, positions, o.eval.measure ~= nil) end
       local values = o.eval.measure and o.eval.measure(outputs, y, positions) or {}
       values.loss = nil
       -- The last batch may have fewer rows, so the means of measures are over rows.
@@ -384,6 +403,7 @@ local function validate(self)
     end
   end)
   o.model:train()
+  if o.pipeline then stages.mode(o, true) end
   if count == 0 then core.raise "train: valid gave no batch" end
   -- The ranks have equal numbers of batches, and equal parts of each.
   local names, numbers, result = {}, { count }, {}
@@ -650,6 +670,7 @@ function train.train(options)
   check_optimizer(o)
   self.next_batch = type(o.data) == "function" and o.data or function() return o.data:next() end
   o.model:train()
+  if o.pipeline then stages.mode(o, true) end
   self.early = overlap.early(self.parameters)
   if self.early then settings.check_early(o, self.early) end
   for _, p in ipairs(self.parameters) do self.pieces = self.pieces or module.is_cut(p) end

@@ -8,6 +8,7 @@ local module = require "moonshard.nn.module"
 local vocabulary = require "moonshard.tokenizer.vocabulary"
 local parts_of = require "moonshard.nn.parts"
 local plans = require "moonshard.parallel.overlap.plans"
+local stages = require "moonshard.train.stages"
 
 local settings = {}
 
@@ -23,7 +24,7 @@ local known = {
   after_step = "function", on_eval = "function", log_every = "count", log = "table",
   graph = "boolean", attention = "string", check_replicas = "count",
   by_hand = "boolean", quiet = "boolean", stop = { "table", "function" },
-  ema = { "number", "table" },
+  ema = { "number", "table" }, pipeline = "pipeline",
 }
 
 local parts = {
@@ -54,6 +55,10 @@ local function is(value, wanted)
   if wanted == "integer" then return math.type(value) == "integer" end
   if wanted == "count" then return math.type(value) == "integer" and value >= 1 end
   if wanted == "module" then return module.is_module(value) end
+  if wanted == "pipeline" then
+    local meta = type(value) == "table" and getmetatable(value)
+    return type(meta) == "table" and meta.__name == "ms.Pipeline"
+  end
   if wanted == "optimizer" then return has_method(value, "step") and has_method(value, "groups") end
   if wanted == "tokenizer" then return has_method(value, "vocab_size") end
   if wanted == "loader" then return has_method(value, "next") end
@@ -143,6 +148,7 @@ function settings.check(options)
         :format(name, table.concat(allowed, ", "), o[name]))
     end
   end
+  if o.pipeline then stages.check(o) end
   if o.sample then
     check_sample_times(o.sample)
     check_sample(o)
