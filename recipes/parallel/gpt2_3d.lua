@@ -3,9 +3,8 @@
 -- from given weights, of which each rank reads its parts.
 --     ./moonshard run recipes/parallel/gpt2_3d.lua -n 8 tensor=2 stages=2
 --     ./moonshard run recipes/parallel/gpt2_3d.lua -n 4 weights=FOLDER data=shards lr=3e-5
--- A run whose folder has a checkpoint goes on from there.
 local ms = require "moonshard"
-local nn, optim, checkpoint = ms.nn, ms.optim, ms.checkpoint
+local nn, optim = ms.nn, ms.optim
 
 local cfg = ms.config {
   data         = { "", help = "token shards, as of recipes/gpt2.lua; bytes of sayings otherwise" },
@@ -29,8 +28,12 @@ local cfg = ms.config {
   clip         = { 1.0, help = "global norm of gradients, over all parts" },
   dropout      = { 0.0, help = "probability of zero, of what is added to the stream" },
   dtype        = { "f32", choices = { "f32", "bf16" }, help = "of matrix products" },
-  save         = { 0, help = "steps between checkpoints; 0: none but when the run is stopped" },
-  run          = { "runs/gpt2_3d", help = "folder of metrics, checkpoints and the model" },
+  resume       = { "never", help = "never, auto, or a checkpoint" },
+  run          = { "", help = "folder of the run" },
+  every        = {
+    eval = { 100, help = "steps between validations; 0: none" },
+    save = { 0, help = "steps between checkpoints, of which the last two stay; 0: none" },
+  },
   vocab        = { 0, help = "rows of the table; what the data say unless given" },
   tie          = { true, help = "the head is the table again" },
   model        = { layers = 4, width = 128, heads = 4 },
@@ -260,58 +263,21 @@ local optimizer = optim.adamw({
   },
 })
 -- All ranks with one copy of the model read its batch: the first chunk takes x, the last one y.
-local batches = train:loader {
-  batch = cfg.batch, length = cfg.length, shuffle = true, group = replicas,
+local how = { batch = cfg.batch, length = cfg.length, group = replicas }
+local function loader(set, shuffle)
+  how.shuffle = shuffle
+  return set:loader(how)
+end
+local result = ms.train {
+  model = model, pipeline = pipe, optimizer = optimizer, steps = cfg.steps, clip = cfg.clip,
+  dtype = cfg.dtype, data = loader(train, true), valid = loader(valid),
+  eval = { every = cfg.every.eval, batches = 40 },
+  save = { every = cfg.every.save, last = 2 },
+  resume = cfg.resume, run = cfg.run ~= "" and cfg.run or nil,
 }
-local held_out = valid:loader { batch = cfg.batch, length = cfg.length, group = replicas }
-
-local things = { model = model, optimizer = optimizer, batches = batches, step = 0 }
-local newest, message, code = checkpoint.latest(cfg.run)
-if code then error(message, 0) end -- there are checkpoints, and none can be read
-if newest then
-  things.step = assert(checkpoint.load(newest, things)).step
-  ms.log("goes on from %s", newest)
-end
-local function save(step)
-  things.step = step
-  assert(checkpoint.save(cfg.run, things))
-end
-
-local function in_dtype(f)
-  if cfg.dtype == "f32" then return f() end
-  return ms.autocast(cfg.dtype, f)
-end
-
-local report = ms.report { run = cfg.run, tokens = cfg.batch * cfg.length, total = cfg.steps }
-local last = things.step
-for step in ms.steps(cfg.steps, things.step) do
-  local x, y = batches:next()
-  local loss = in_dtype(function() return pipe:step(x, y) end)
-  local norm, lr = model:clip_grad_norm(cfg.clip), optimizer:lr()
-  optimizer:step { only_if = norm:is_finite() }
-  report:step { loss = loss, grad_norm = norm, lr = lr }
-  last = step + 1
-  if cfg.save > 0 and last % cfg.save == 0 then save(last) end
-end
-report:close()
--- Stopped on request: the checkpoint ends the run with code 75, and the same command goes on.
-if last < cfg.steps then
-  save(last)
-  assert(checkpoint.wait())
-  return
-end
-assert(checkpoint.wait()) -- checkpoints are written in the background
-
-for _, chunk in ipairs(chunks) do chunk:eval() end
-local sum, count = 0, 0
-for x, y in held_out:batches(40) do
-  if #x == cfg.batch // replicas:size() then -- the last batch may have fewer rows
-    sum, count = sum + in_dtype(function() return pipe:eval(x, y) end):item(), count + 1
-  end
-end
-if count > 0 then
-  ms.log("validation loss %.4f nats per %s", sum / count, is_text and "byte" or "token")
-end
 -- Whole tensors, under the names of Hugging Face; with what else was in the folder of the weights.
-assert(model:save(cfg.run .. "/model"))
-ms.log("the model is in %s/model", cfg.run)
+assert(model:save(result.run .. "/model"))
+if result.valid then
+  ms.log("validation loss %.4f nats per %s", result.valid.loss, is_text and "byte" or "token")
+end
+ms.log("the model is in %s/model", result.run)
