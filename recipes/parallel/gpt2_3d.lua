@@ -236,7 +236,7 @@ if TIED and CHUNKS > 1 then
   local ends = stages:split { { first, last } }
   if ends then nn.shared(model.wte.weight, ends) end
 end
-nn.owned(model, stages, { values = "kept" }) -- those of the whole model
+nn.owned(model, stages)
 
 for i, chunk in ipairs(chunks) do chunks[i] = ms.ddp(chunk, { group = replicas }) end
 -- Chunks pass the stream: `check` needs to know.

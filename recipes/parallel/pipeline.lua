@@ -74,18 +74,12 @@ end
 -- As nn.gpt2 saves them.
 function Own:config() return whole:config() end
 function Own:file_name(name) return whole:file_name(name) end
-local model = nn.owned(Own(), stages, { values = "kept" }) -- those of the whole model
+local model = nn.owned(Own(), stages)
 
 for i, chunk in ipairs(chunks) do chunks[i] = ms.ddp(chunk, { group = replicas }) end
--- Chunks pass the stream and the change of it that the last block has made: `check` needs to know.
-local rows = cfg.batch // replicas:size() // cfg.microbatches
 local pipe = ms.pipeline {
   chunks = chunks, group = stages, data = replicas, schedule = schedule,
   microbatches = cfg.microbatches,
-  passes = {
-    { dtype = "f32", rows, cfg.length, cfg.model.width },
-    { dtype = cfg.dtype, rows, cfg.length, cfg.model.width },
-  },
 }
 ms.log("%s; pipelines: %d", pipe, replicas:size())
 

@@ -319,5 +319,8 @@ describe("recipes/parallel/README.md", function()
         assert.is_true(math.abs(loss - whole[i]) < 1.01e-4, options)
       end
     end
+    -- Chunks of nn.cut know what would arrive.
+    local drawn = command.succeed(folder, ("check %s -n 4 steps=2"):format(name))
+    assert.truthy(drawn:find("\n1f1b: bubble 33.3%", 1, true), drawn)
   end)
 end)

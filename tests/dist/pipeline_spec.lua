@@ -128,7 +128,24 @@ describe("a pipeline", function()
     assert.truthy(out:find("\n1f1b: bubble 20.0%, at most 2, 1 microbatches held", 1, true), out)
     assert.truthy(out:find("\nrank 0   F0 F1       B0", 1, true), out)
     assert.truthy(out:find("send of world, f32 x 16, channel 1 \"0F3.0\"", 1, true), out)
-    command.write(folder .. "/r.lua", command.read(folder .. "/r.lua"):gsub(", passes.-} }", ""))
+    local recipe = command.read(folder .. "/r.lua")
+    for passes, text in pairs {
+      ['{ dtype = "f32", 2, 16 }'] = "passes has f32 [2, 16], and chunk 0 gives f32 [2, 8]: \z
+        give passes = { { dtype = \"f32\", 2, 8 } }",
+      ['{ dtype = "f32", 2, 8 }, { dtype = "f32", 2, 8 }'] = "passes has 2 tensors, and chunk 0 \z
+        gives 1: give passes = { { dtype = \"f32\", 2, 8 } }",
+    } do
+      command.write(folder .. "/r.lua", (recipe:gsub("passes = %b{}", function()
+        return ("passes = { %s }"):format(passes)
+      end)))
+      local code, out, err = command.run(folder, "check r.lua -n 2")
+      assert.same({ 1, "" }, { code, out })
+      assert.equal(1, select(2, err:gsub("pipeline: passes", "")))
+      assert.truthy(err:find(text, 1, true), err)
+      err = select(3, command.run(folder, "run r.lua -n 2"))
+      assert.truthy(err:find("rank 0: pipeline: " .. text, 1, true), err)
+    end
+    command.write(folder .. "/r.lua", (recipe:gsub(", passes = %b{}", "")))
     local code, _, err = command.run(folder, "check r.lua -n 2")
     assert.equal(1, code)
     assert.truthy(err:find("nothing tells the shapes that go into chunk 1: give passes", 1, true))

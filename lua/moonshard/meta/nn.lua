@@ -256,7 +256,10 @@
 --- So many ranks, which follow each other, have the same part: fewer key heads than ranks. Their
 --- gradients are summed (`ms.nn.shared`). 1 unless given.
 ---@field repeats? integer
----@field whole? boolean       the parameter is the whole tensor; false unless given
+--- Without it the module must have the sizes of the part: `Linear(4, 8)` over 2 ranks, cut along
+--- dimension 1, is then a layer of [16, 4]. With it the parameter is the whole tensor, which is cut
+--- to this rank's part. false unless given.
+---@field whole? boolean
 ---@field values? "kept"       the values stay, for parts that each rank has filled by itself
 
 ---@class ms.LoraOptions
@@ -594,8 +597,9 @@
 --- `clip_grad_norm`. The values are drawn as those of its place in the whole tensor. Call it right
 --- after the module is made, before ms.ddp, ms.fsdp (both get the group of ranks that hold the same
 --- parts) and the optimizer, which computes each number by itself. With `whole = true` the
---- parameter is the whole tensor, best on "meta", and the part takes its place in its module. All
---- ranks of the group call it. Returns the parameter.
+--- parameter is the whole tensor, best on "meta", and the part takes its place in its module;
+--- without it, the module must have the sizes of the part. All ranks of the group call it. Returns
+--- the parameter.
 --- ```lua
 --- local up = ms.nn.Linear(4, 8)
 --- ms.nn.split(up.weight, ms.world(), { dim = 1, whole = true })
@@ -608,8 +612,8 @@
 --- rank has made its module by itself, their values are drawn as those of modules of one model that
 --- follow each other in the order of ranks; call it right after the module is made. A module that
 --- was taken out of a whole model on "meta" keeps its numbers. `save`, `load`, `state`, checkpoints
---- and `clip_grad_norm` then see one model. values = "kept": the values stay. All ranks of the
---- group call it. Returns the module.
+--- and `clip_grad_norm` then see one model. values = "kept": the values stay, where each rank has
+--- given its module values of its own. All ranks of the group call it. Returns the module.
 --- ```lua
 --- local experts = ms.nn.List {}
 --- experts[ms.rank() + 1] = ms.nn.Linear(2, 2)
@@ -629,17 +633,20 @@
 ---@field shared fun(parameter: ms.Parameter, group: ms.Group): ms.Parameter
 --- A chunk of a language model for `ms.pipeline`: blocks first to last, counted from 1, with the
 --- embeddings before the first block, and the last norm and the head after the last one. The first
---- chunk takes ids, the others what the chunk before gives; the last gives logits. Modules keep
---- their names: with `ms.nn.owned`, `save`, checkpoints and clipping see one model. Of a model on
---- "meta" (or from `nn.pretrained` there) each rank makes the values of its chunk only. With tied
---- embeddings the first and the last chunk have the table: declare it `ms.nn.shared` on their
---- ranks.
+--- chunk takes ids; the last gives logits. A chunk passes two tensors [batch, time, width] to the
+--- next one: the stream, and the change of it by the last block, which is yet to be added. The
+--- change has the dtype of products under `ms.autocast`. Modules keep their names: with
+--- `ms.nn.owned`, `save`, checkpoints and clipping see one model. Of a model on "meta" (or from
+--- `nn.pretrained` there) ms.ddp, ms.fsdp or `materialize` make the values of the chunk only. With
+--- tied embeddings the first and the last chunk have the table: declare it `ms.nn.shared`.
 --- ```lua
 --- local model = ms.device("meta", function()
 ---   return ms.nn.gpt2 { vocab = 64, context = 16, layers = 2, width = 32, heads = 2 }
 --- end)
 --- local chunk = ms.nn.cut(model, 1, 1):materialize()
---- chunk(ms.tensor { { 1, 2, 3 } }):shape() --> { 1, 3, 32 }
+--- local stream, change = chunk(ms.tensor { { 1, 2, 3 } })
+--- stream:shape() --> { 1, 3, 32 }
+--- change:shape() --> { 1, 3, 32 }
 --- ```
 ---@field cut fun(model: ms.LanguageModel, first: integer, last: integer): ms.Module
 ---@class ms.LanguageModel: ms.Module

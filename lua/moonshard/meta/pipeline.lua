@@ -61,8 +61,10 @@
 ---@field data? ms.Group
 ---@field max_live? integer            an error if a rank would hold more microbatches of its chunks
 --- What one chunk gives to the next for a microbatch, equal for all: a shape with a dtype for each
---- tensor. `moonshard check`, where each rank runs by itself, needs it. In a run ranks tell each
---- other at the first step, and a log line says if it is something else.
+--- tensor. In `moonshard check` each rank runs by itself, and takes what it would receive from here;
+--- chunks of `ms.nn.cut` need no `passes`. If a chunk gives something else, a check ends with an
+--- error, which has the right value. In a run ranks tell each other at the first step, and a warning
+--- has the right value.
 ---@field passes? { [integer]: integer, dtype: ms.DType }[]
 
 --- A pipeline, made by `ms.pipeline`.

@@ -68,6 +68,23 @@ function Chunk:forward(x, change, positions)
   return head(self, normed)
 end
 
+--- What goes into a chunk after the first one for a microbatch of so many rows and times: the stream,
+--- which has the dtype of the parameters, and its change, which a product of the last block made.
+--- nil: its forward is another one.
+---@param rows integer
+---@param times integer
+---@return { dtype: ms.DType, shape: integer[] }[]?
+function Chunk:_passes(rows, times)
+  if self.forward ~= Chunk.forward then return nil end
+  local dtype = self:parameters()[1]:dtype()
+  local product = core.no_grad(function()
+    local one = core.zeros { 1, 1, dtype = dtype }
+    return one:matmul(one):dtype()
+  end)
+  local shape = { rows, times, self.options.width }
+  return { { dtype = dtype, shape = shape }, { dtype = product, shape = shape } }
+end
+
 --- The contents of config.json of the whole model.
 ---@return table
 function Chunk:config() return self.facts:config() end

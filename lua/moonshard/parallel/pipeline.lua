@@ -181,6 +181,15 @@ local function describe(list)
   return table.concat(words, ", ")
 end
 
+-- As the option passes takes them.
+local function as_option(list)
+  local words = {}
+  for i, one in ipairs(list) do
+    words[i] = ('{ dtype = "%s", %s }'):format(one.dtype, table.concat(one.shape, ", "))
+  end
+  return ("passes = { %s }"):format(table.concat(words, ", "))
+end
+
 local function specs_of(list)
   local specs = {}
   for i, t in ipairs(list) do specs[i] = { dtype = t:dtype(), shape = t:shape() } end
@@ -196,6 +205,22 @@ local function check_spec(self, chunk, list, what)
   end
 end
 
+-- Compares what goes into a chunk with the option passes. In a check the ranks after this one have
+-- taken the option for true, so that what it finds of them is wrong.
+local function check_option(self, chunk, given)
+  local said = self.passes
+  if not said or describe(said) == describe(given) then return end
+  local differ = ("has %s, and chunk %d gives %s"):format(describe(said), chunk - 1,
+    describe(given))
+  if #said ~= #given then
+    differ = ("has %d tensor%s, and chunk %d gives %d"):format(#said, #said > 1 and "s" or "",
+      chunk - 1, #given)
+  end
+  local text = ("pipeline: passes %s: give %s"):format(differ, as_option(given))
+  if launch.checking then core.raise(text) end
+  log.warn("%s", text)
+end
+
 local function send(self, message, list)
   local group = self.group
   if not message.is_gradient then
@@ -206,10 +231,7 @@ local function send(self, message, list)
           #list, MOST))
       end
       self.specs[message.chunk] = specs_of(list)
-      if self.passes and describe(self.passes) ~= describe(self.specs[message.chunk]) then
-        log.warn("pipeline: passes is %s, and %s goes into chunk %d: moonshard check assumes \z
-          the former", describe(self.passes), describe(self.specs[message.chunk]), message.chunk)
-      end
+      check_option(self, message.chunk, self.specs[message.chunk])
       group:send(core.tensor(write_spec(list), "i64"), message.to,
         { label = message.label .. " shapes" })
     end
@@ -219,23 +241,35 @@ local function send(self, message, list)
   end
 end
 
+-- What the chunks of nn.cut pass for a microbatch, by the sizes of the batch that this rank has.
+local function derived(self, run, chunk)
+  local passes_of = self.chunks[chunk]._passes
+  for _, t in ipairs { run.x or false, run.y or false, run.positions or false } do
+    if passes_of and core.is_tensor(t) and t:dim() == 2 then
+      return passes_of(self.chunks[chunk], t:size(1) // self.table.shape.microbatches, t:size(2))
+    end
+  end
+end
+
 -- What goes into a chunk: the rank before tells it with its first message. Without the other ranks
--- it is what the option passes says.
-local function receive_spec(self, message)
+-- it is what the option passes says, or what chunks of nn.cut pass.
+local function receive_spec(self, run, message)
   local group, numbers = self.group, core.zeros { 1 + MOST * (2 + DIMS), dtype = "i64" }
-  if not group:_has_others() and not self.passes then
+  local others = group:_has_others()
+  local said = not others and (self.passes or derived(self, run, message.chunk))
+  if not others and not said then
     core.raise(("pipeline: without the other ranks, as in `moonshard check`, nothing tells the \z
       shapes that go into chunk %d: give passes, or run it on all ranks"):format(message.chunk))
   end
   group:recv(numbers, message.from, { label = message.label .. " shapes" }):value()
-  return group:_has_others() and read_spec(numbers:to_table()) or self.passes
+  return said or read_spec(numbers:to_table())
 end
 
-local function receive(self, message)
+local function receive(self, run, message)
   local group, futures = self.group, {}
   -- Gradients are like what was sent.
   local chunk = message.is_gradient and message.chunk + 1 or message.chunk
-  self.specs[chunk] = self.specs[chunk] or receive_spec(self, message)
+  self.specs[chunk] = self.specs[chunk] or receive_spec(self, run, message)
   for i, spec in ipairs(self.specs[chunk]) do
     futures[i] = group:recv(empty_like(spec), message.from,
       { label = ("%s.%d"):format(message.label, i - 1) })
@@ -403,7 +437,7 @@ local function replay(self, run, steps)
       run.outputs[message.label] = nil
     elseif step.recv then
       local key = key_of(message.chunk, message.micro)
-      run[message.is_gradient and "gradients" or "inputs"][key] = receive(self, message)
+      run[message.is_gradient and "gradients" or "inputs"][key] = receive(self, run, message)
     elseif step.action.kind == "F" then forward(self, run, step.action)
     else backward(self, run, step.action) end
   end
