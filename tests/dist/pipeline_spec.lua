@@ -128,6 +128,12 @@ describe("a pipeline", function()
     assert.truthy(out:find("\n1f1b: bubble 20.0%, at most 2, 1 microbatches held", 1, true), out)
     assert.truthy(out:find("\nrank 0   F0 F1       B0", 1, true), out)
     assert.truthy(out:find("send of world, f32 x 16, channel 1 \"0F3.0\"", 1, true), out)
+    -- The schedule is before the messages, which are those of one rank.
+    assert.truthy(out:find("1f1b: bubble", 1, true) < out:find("\ncollectives of", 1, true), out)
+    assert.matches(" on the wire, by rank 0 (--rank R: by another rank)\n", out, 1, true)
+    local own = command.succeed(folder, "check r.lua -n 2 --rank 1")
+    assert.matches("^rank 1 +peak memory", own)
+    assert.matches(" on the wire, by rank 1\n", own, 1, true)
     local recipe = command.read(folder .. "/r.lua")
     for passes, text in pairs {
       ['{ dtype = "f32", 2, 16 }'] = "passes has f32 [2, 16], and chunk 0 gives f32 [2, 8]: \z

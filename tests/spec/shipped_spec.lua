@@ -52,9 +52,14 @@ describe("recipes of the installation", function()
     command.succeed(folder, "run gpt_bytes -n 2 hook=recipes/hooks/dgc.lua " .. small)
     local err = refused("run gpt_bytes -n 2 hook=recipes/hooks/dcg.lua " .. small)
     assert.matches("did you mean 'recipes/hooks/dgc.lua'?", err, 1, true)
-    -- Each once, by a name that can be given.
-    local hooks = assert(err:match "\nfiles at hand: ([^\n]*)")
-    assert.equal(1, select(2, hooks:gsub("recipes/hooks/dgc%.lua", "")), hooks)
-    assert.falsy(hooks:find("share/moonshard", 1, true), hooks)
+    -- Each once, by a name that can be given, also for a recipe that is given by its path.
+    local by_path = refused(("run '%s/recipes/gpt_bytes.lua' hook=recipes/hooks/dcg.lua"):format(
+      command.source))
+    for _, text in ipairs { err, by_path } do
+      local hooks = assert(text:match "\nfiles at hand: ([^\n]*)")
+      assert.equal(1, select(2, hooks:gsub("recipes/hooks/dgc%.lua", "")), hooks)
+      assert.falsy(hooks:find("/recipes/", 1, true), hooks)
+      assert.falsy(hooks:find("share/moonshard", 1, true), hooks)
+    end
   end)
 end)

@@ -162,13 +162,14 @@ local function show_hosts(lines, result)
 end
 
 -- Ranks with equal results share a line. beside: what streams of a GPU take that no peak counts.
-local function show(result, beside)
+-- only: the rank that was run alone. differ: other ranks have other calls, as in pipelines.
+local function show(result, beside, only, differ)
   local lines, first = {}, 0
   for rank = 1, result.ranks do
     if rank == result.ranks or result.peak_bytes[rank + 1] ~= result.peak_bytes[rank]
         or result.offload_peak_bytes[rank + 1] ~= result.offload_peak_bytes[rank] then
       local bytes, offloaded, which = result.peak_bytes[rank], result.offload_peak_bytes[rank],
-        first == rank - 1 and tostring(first) or ("%d-%d"):format(first, rank - 1)
+        tostring(only or first == rank - 1 and first or ("%d-%d"):format(first, rank - 1))
       lines[#lines + 1] = ("rank %-8s peak memory %.1f MiB (%d bytes)")
         :format(which, bytes / 2 ^ 20, bytes)
       if offloaded > 0 then
@@ -190,9 +191,12 @@ local function show(result, beside)
     lines[#lines + 1] = ("  and some for the driver's context, libraries%s: a run there tells how \z
       much in all (ms.info().memory_beside)"):format(result.ranks > 1 and ", NCCL's buffers" or "")
   end
+  for _, text in ipairs(result.assumptions) do lines[#lines + 1] = text end
+  local whose = only and ("by rank %d"):format(only)
+    or differ and "by rank 0 (--rank R: by another rank)" or "by each rank"
   lines[#lines + 1] =
-    ("collectives of the last step: %d, %d bytes handed over, %d on the wire, by each rank")
-      :format(#result.collectives, result.payload_bytes, result.wire_bytes)
+    ("collectives of the last step: %d, %d bytes handed over, %d on the wire, %s")
+      :format(#result.collectives, result.payload_bytes, result.wire_bytes, whose)
   for _, group in ipairs(result.groups) do
     lines[#lines + 1] = ("  group %-12s %d bytes handed over, %d on the wire")
       :format(group.name, group.payload_bytes, group.wire_bytes)
@@ -205,7 +209,6 @@ local function show(result, beside)
     lines[#lines + 1] = ("  and %d more: --json has all of them"):format(
       #result.collectives - LISTED)
   end
-  for _, text in ipairs(result.assumptions) do lines[#lines + 1] = text end
   local times = result.estimated_times
   if times.step_ms then
     lines[#lines + 1] = ("a step takes some %.4g ms by the rates of %s, an estimate")
@@ -280,6 +283,17 @@ local function compare(first, second, rank)
   end
 end
 
+-- Whether two ranks have different calls in their last steps: they send and receive, or have other
+-- bytes.
+local function differs(first, second)
+  if #first.collectives ~= #second.collectives then return true end
+  for i, one in ipairs(first.collectives) do
+    local other = second.collectives[i]
+    if one.op ~= other.op or one.count ~= other.count then return true end
+  end
+  return first.payload_bytes ~= second.payload_bytes or first.wire_bytes ~= second.wire_bytes
+end
+
 -- Ranks whose shards differ from those of all ranks that were run.
 local function missing(results, count)
   local wanted, covered, list = {}, {}, {}
@@ -347,9 +361,13 @@ local function many(core, parsed, arguments)
     end
     ranks = missing(results, count)
   end
-  local result = results[0]
+  local result, differ = results[0], false
   for rank = 1, count - 1 do
-    if results[rank] then compare(result, results[rank], rank) end
+    local other = results[rank]
+    if other then
+      compare(result, other, rank)
+      differ = differ or differs(result, other)
+    end
     local same = standing_for(results, rank)
     result.peak_bytes[rank + 1] = same.peak_bytes[1]
     result.offload_peak_bytes[rank + 1] = same.offload_peak_bytes[1]
@@ -364,7 +382,7 @@ local function many(core, parsed, arguments)
     core.json_list(result.groups), core.json_list(result.collectives)
   result.estimated_times.plans = core.json_list(result.estimated_times.plans)
   result.assumptions = core.json_list(result.assumptions)
-  return result
+  return result, differ
 end
 
 -- The hosts of a list, which says how many ranks there are.
@@ -441,9 +459,10 @@ function check.main(arguments)
   if for_gpu then parsed.rates = parsed.rates or switches.GPU end
   local beside = for_gpu and core.gpu_scratch() or nil
   local answer = parsed.answer and assert(io.open(parsed.answer, "w")) or io.stdout
-  local function tell(result)
+  local function tell(result, differ)
     result.scratch_bytes_of_stream = beside
-    answer:write(parsed.json and core.json_encode(result) or show(result, beside), "\n")
+    answer:write(parsed.json and core.json_encode(result)
+      or show(result, beside, parsed.ranks > 1 and parsed.rank, differ), "\n")
     answer:flush()
     return 0
   end

@@ -598,8 +598,8 @@
 --- after the module is made, before ms.ddp, ms.fsdp (both get the group of ranks that hold the same
 --- parts) and the optimizer, which computes each number by itself. With `whole = true` the
 --- parameter is the whole tensor, best on "meta", and the part takes its place in its module;
---- without it, the module must have the sizes of the part. All ranks of the group call it. Returns
---- the parameter.
+--- without it the module has the sizes of the part. All ranks of the group call it. Returns the
+--- parameter.
 --- ```lua
 --- local up = ms.nn.Linear(4, 8)
 --- ms.nn.split(up.weight, ms.world(), { dim = 1, whole = true })

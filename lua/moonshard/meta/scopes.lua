@@ -148,8 +148,11 @@
 --- ```
 ---@field metric fun(name: string, op?: ms.Op): ms.Metric
 --- A lossy codec for messages. It works along the last dimension, row by row. A payload is one u8
---- tensor, which also holds the scales. int2 has four values: -1, -1/3, 1/3 and 1 of the greatest
---- number of a block, and no 0.
+--- tensor, which also holds the scales. A number is decoded as code times scale. The scale is the
+--- greatest size in a block of numbers over the greatest code, and each number gets the nearest code:
+--- int8: whole numbers of -127 to 127. int4: -7 to 7. int2: -3, -1, 1 and 3, and no 0. fp8: E4M3,
+--- up to 448. fp4: E2M1, which is 0, 0.5, 1, 1.5, 2, 3, 4 and 6 with a sign. sign: -1 and 1, whose
+--- scale is the mean size in the block.
 --- ```lua
 --- local codec = ms.codec("int8", { block = 64 })
 --- codec:bytes(128) --> 136
@@ -241,7 +244,7 @@
 
 ---@class ms.Codec
 --- Encodes t, any float [..., n], to a payload u8 [..., bytes(n)]. With `error = true` the second
---- result is t minus the decoded payload.
+--- result is t minus what the payload decodes to, in the shape and dtype of t.
 --- ```lua
 --- local codec = ms.codec("int8", { block = 8 })
 --- local payload, lost = codec:encode(ms.tensor { 1.0, -0.5, 0.25, 0.0 }, { error = true })

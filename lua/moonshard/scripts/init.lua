@@ -112,6 +112,21 @@ local function file_of(name, value)
   return shipped.find(value)
 end
 
+-- The same files, each once: a recipe that was given by its path may be one of the installation,
+-- whose files have a shorter name.
+local function each_once(folder, files)
+  local list, seen = {}, {}
+  for _, path in ipairs(files) do
+    local short = ("recipes/%s/%s"):format(folder, path:match "[^/]*$")
+    if path:sub(-#short - 1) == "/" .. short
+        and core.file_read(path) == core.file_read(shipped.find(short)) then
+      path = short
+    end
+    if not seen[path] then list[#list + 1], seen[path] = path, true end
+  end
+  return list
+end
+
 -- A text that says what is wrong with the value of an option, or nil.
 local function complaint(name, value)
   local kind = kinds[name]
@@ -119,7 +134,7 @@ local function complaint(name, value)
   local is_file = value:match "%.lua$" or kind.tables and value:match(kind.tables)
   if value == "" or is_file and core.exists(value) == "file" then return nil end
   for _, ready in ipairs(kind.ready) do if ready == value then return nil end end
-  local files = files_at_hand(kind.folder)
+  local files = each_once(kind.folder, files_at_hand(kind.folder))
   local known, path_of = { table.unpack(kind.ready) }, {}
   for _, path in ipairs(files) do
     local short = path:match "([^/]*)%.lua$"
