@@ -304,6 +304,27 @@ describe("recipes/parallel/README.md", function()
     end
   end)
 
+  it("has an MLP over ranks, and says what only a comparison with one rank finds", function()
+    local name = written "mlp.lua"
+    local text = command.read(folder .. "/" .. name)
+    local function losses(ranks)
+      local out = command.succeed(folder, ("run %s -n %s"):format(name, ranks))
+      assert.equal(4, select(2, out:gsub("loss", "")))
+      return out
+    end
+    local whole = losses "1"
+    assert.equal(whole, losses "2")
+    assert.equal(whole, losses "4 --thread-ranks")
+    -- Multiplied gradients.
+    command.write(folder .. "/" .. name,
+      (text:gsub("reduce_from(%b()) %+", "group:all_reduce%1:value() +")))
+    assert.not_equal(whole, losses "2")
+    command.write(folder .. "/" .. name, (text:gsub("copy_to%(x%)%)", "x)")))
+    local code, _, err = command.run(folder, ("run %s -n 2"):format(name))
+    assert.equal(5, code)
+    assert.matches("save: '[%w.]+' of rank 1 differs from that of rank 0", err)
+  end)
+
   it("has a script that combines all of them, and gives the losses of one rank", function()
     local name = written "all.lua"
     local function losses(ranks, options)

@@ -281,16 +281,20 @@ return {
     "ms.hooks.fp16_compress ms.hooks.powersgd ms.hooks.top_k" },
   { "Join, uneven inputs, join context", "DDP:join" },
   { "find_unused_parameters, unused parameters", "DDPOptions.find_unused" },
-  { "tensor parallel, TP, model parallel, DTensor, megatron, sequence parallel",
+  { "tensor parallel, TP, model parallel, DTensor, megatron, sequence parallel, \z
+      ColumnParallelLinear, column parallel, column parallel linear, ColwiseParallel, \z
+      RowParallelLinear, row parallel, row parallel linear, RowwiseParallel",
     "ms.nn.split ms.nn.owned ms.nn.shared",
-    "A GPT with parts of its layers on each rank: recipes/parallel/tensor.lua." },
+    "An MLP: recipes/parallel/README.md. A GPT with parts of its layers on each rank: \z
+      recipes/parallel/tensor.lua." },
   { "expert parallel, EP, MoE, mixture of experts, router, top-k routing, all to all experts",
     "ms.nn.owned Group:all_to_all FSDPOptions.group_of",
     "A GPT with experts over ranks: recipes/parallel/experts.lua." },
   { "3D parallelism, 3d parallel, hybrid parallel",
     "Group:levels ms.nn.split ms.pipeline",
     "GPT-2 over tensor, pipeline and data ranks: recipes/parallel/gpt2_3d.lua." },
-  { "pipeline parallel, PP, pipelining, PipelineStage, ScheduleGPipe, Schedule1F1B, gpipe",
+  { "pipeline parallel, PP, pipelining, PipelineStage, ScheduleGPipe, Schedule1F1B, gpipe, \z
+      1F1B, bubble, pipeline bubble, pipeline schedule",
     "ms.pipeline ms.schedule ms.nn.cut", "A GPT in a pipeline: recipes/parallel/pipeline.lua." },
   { "context parallel, ring attention", "ms.custom",
     "Attention over a sequence that ranks share is not built.", none = true },

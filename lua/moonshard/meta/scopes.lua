@@ -149,7 +149,7 @@
 ---@field metric fun(name: string, op?: ms.Op): ms.Metric
 --- A lossy codec for messages. It works along the last dimension, row by row. A payload is one u8
 --- tensor, which also holds the scales. A number is decoded as code times scale. The scale is the
---- greatest size in a block of numbers over the greatest code, and each number gets the nearest code:
+--- greatest size in a block of numbers over the greatest code, and a number gets the nearest code.
 --- int8: whole numbers of -127 to 127. int4: -7 to 7. int2: -3, -1, 1 and 3, and no 0. fp8: E4M3,
 --- up to 448. fp4: E2M1, which is 0, 0.5, 1, 1.5, 2, 3, 4 and 6 with a sign. sign: -1 and 1, whose
 --- scale is the mean size in the block.
