@@ -239,7 +239,7 @@ end
 nn.owned(model, stages)
 
 for i, chunk in ipairs(chunks) do chunks[i] = ms.ddp(chunk, { group = replicas }) end
--- Chunks pass the stream: `check` needs to know.
+-- With this forward, chunks pass the stream alone: `check` needs to know.
 local pipe = ms.pipeline {
   chunks = chunks, group = stages, data = replicas, schedule = cfg.schedule,
   microbatches = cfg.microbatches, loss = cross_entropy,

@@ -53,6 +53,16 @@ for _, kind in ipairs { "gpt2", "llama" } do
   local part = chunk_of(read, tied)
   local again = part:materialize():state()
   if rank == 0 then expect.same(again, state, "parts that are read") end
+  -- What a check takes for what a chunk passes is what it passes.
+  for _, dtype in ipairs { "f32", "bf16", "fp8" } do
+    ms.autocast(dtype, function()
+      local given = { nn.cut(whole, 1, 1)(x) }
+      for i, one in ipairs(nn.cut(whole, 2, 2):_passes(4, 8)) do
+        assert(one.dtype == given[i]:dtype(), dtype)
+        assert(table.concat(one.shape, " ") == table.concat(given[i]:shape(), " "), dtype)
+      end
+    end)
+  end
   expect.fails(function() nn.cut(whole, 2, 1) end, "nn.cut: no blocks from 2 to 1")
   expect.fails(function() nn.cut(whole, 1, 4) end, "last must be a block of 1 to 3, not 4")
   expect.fails(function() nn.cut(nn.Linear(2, 2), 1, 1) end, "nn.cut: a model of nn.gpt2")

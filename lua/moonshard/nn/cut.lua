@@ -68,9 +68,9 @@ function Chunk:forward(x, change, positions)
   return head(self, normed)
 end
 
---- What goes into a chunk after the first one for a microbatch of so many rows and times: the stream,
---- which has the dtype of the parameters, and its change, which a product of the last block made.
---- nil: its forward is another one.
+--- What goes into a chunk after the first one for a microbatch of so many rows and times: the
+--- stream, which has the dtype of the parameters, and its change, which a product of the last block
+--- made. nil: its forward is another one.
 ---@param rows integer
 ---@param times integer
 ---@return { dtype: ms.DType, shape: integer[] }[]?
