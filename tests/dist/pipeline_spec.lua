@@ -158,6 +158,30 @@ describe("a pipeline", function()
     command.remove(folder)
   end)
 
+  it("is refused by check where chunks of nn.cut pass another dtype", function()
+    local folder = command.folder()
+    command.write(folder .. "/r.lua", [[
+      local ms = require "moonshard"
+      local whole = ms.device("meta", function()
+        return ms.nn.gpt2 {
+          vocab = 64, context = 16, layers = 2, width = 32, heads = 4, tie = false,
+        }
+      end)
+      local number = ms.rank() + 1
+      local chunk = ms.nn.owned(ms.nn.cut(whole, number, number), ms.world())
+      local model = ms.fsdp(chunk, {
+        group = ms.world():split { { 0 }, { 1 } }, precision = { param = "bf16" },
+      })
+      local pipe = ms.pipeline { chunks = model, microbatches = 2 }
+      local x = ms.zeros { 4, 16, dtype = "i64" }
+      for _ in ms.steps(2) do pipe:step(x, x) end]])
+    local code, _, err = command.run(folder, "check r.lua -n 2")
+    assert.equal(1, code)
+    assert.truthy(err:find("without passes a check takes f32 [2, 16, 32], f32 [2, 16, 32], and \z
+      chunk 0 gives bf16 [2, 16, 32], bf16 [2, 16, 32]: give passes = {", 1, true), err)
+    command.remove(folder)
+  end)
+
   it("refuses tables that cannot run, before the first step", function()
     job("2", "what=refused")
   end)

@@ -205,23 +205,33 @@ local function check_spec(self, chunk, list, what)
   end
 end
 
--- Compares what goes into a chunk with the option passes. In a check the ranks after this one have
--- taken the option for true, so that what it finds of them is wrong.
-local function check_option(self, chunk, given)
-  local said = self.passes
-  if not said or describe(said) == describe(given) then return end
-  local differ = ("has %s, and chunk %d gives %s"):format(describe(said), chunk - 1,
-    describe(given))
-  if #said ~= #given then
-    differ = ("has %d tensor%s, and chunk %d gives %d"):format(#said, #said > 1 and "s" or "",
-      chunk - 1, #given)
+-- What the chunks of nn.cut pass for a microbatch, by the sizes of the batch that this rank has.
+local function derived(self, run, chunk)
+  local passes_of = self.chunks[chunk]._passes
+  for _, t in ipairs { run.x or false, run.y or false, run.positions or false } do
+    if passes_of and core.is_tensor(t) and t:dim() == 2 then
+      return passes_of(self.chunks[chunk], t:size(1) // self.table.shape.microbatches, t:size(2))
+    end
   end
-  local text = ("pipeline: passes %s: give %s"):format(differ, as_option(given))
+end
+
+-- Compares what a chunk gives with the option passes. In a check the ranks after this one have
+-- taken the option for true, or what chunks of nn.cut pass, so that what it finds of them is wrong.
+local function check_option(self, run, chunk, given)
+  local said = self.passes or launch.checking and derived(self, run, chunk)
+  if not said or describe(said) == describe(given) then return end
+  local differ = ("%s, and chunk %d gives %s"):format(describe(said), chunk, describe(given))
+  if #said ~= #given then
+    differ = ("%d tensor%s, and chunk %d gives %d"):format(#said, #said > 1 and "s" or "", chunk,
+      #given)
+  end
+  local text = ("pipeline: %s %s: give %s"):format(
+    self.passes and "passes has" or "without passes a check takes", differ, as_option(given))
   if launch.checking then core.raise(text) end
   log.warn("%s", text)
 end
 
-local function send(self, message, list)
+local function send(self, run, message, list)
   local group = self.group
   if not message.is_gradient then
     check_spec(self, message.chunk, list, message.label)
@@ -231,23 +241,13 @@ local function send(self, message, list)
           #list, MOST))
       end
       self.specs[message.chunk] = specs_of(list)
-      check_option(self, message.chunk, self.specs[message.chunk])
+      check_option(self, run, message.chunk - 1, self.specs[message.chunk])
       group:send(core.tensor(write_spec(list), "i64"), message.to,
         { label = message.label .. " shapes" })
     end
   end
   for i, t in ipairs(list) do
     group:send(t:detach(), message.to, { label = ("%s.%d"):format(message.label, i - 1) })
-  end
-end
-
--- What the chunks of nn.cut pass for a microbatch, by the sizes of the batch that this rank has.
-local function derived(self, run, chunk)
-  local passes_of = self.chunks[chunk]._passes
-  for _, t in ipairs { run.x or false, run.y or false, run.positions or false } do
-    if passes_of and core.is_tensor(t) and t:dim() == 2 then
-      return passes_of(self.chunks[chunk], t:size(1) // self.table.shape.microbatches, t:size(2))
-    end
   end
 end
 
@@ -433,7 +433,7 @@ local function replay(self, run, steps)
   for _, step in ipairs(steps) do
     local message = step.send or step.recv
     if step.send then
-      send(self, message, run.outputs[message.label])
+      send(self, run, message, run.outputs[message.label])
       run.outputs[message.label] = nil
     elseif step.recv then
       local key = key_of(message.chunk, message.micro)
