@@ -499,16 +499,30 @@ function parts.axes(parameters)
   return list
 end
 
+-- Whether this rank is the first of a group's ranks that are on this axis.
+local function is_first_on(axis, group)
+  local on_axis = {}
+  for r = 0, axis:size() - 1 do on_axis[axis:_world_rank(r)] = true end
+  for r = 0, group:rank() - 1 do
+    if on_axis[group:_world_rank(r)] then return false end
+  end
+  return true
+end
+
 --- Whether this rank's values of a parameter count in sums over the axes. Of ranks that hold the
---- same, one counts.
+--- same, one counts; copies on ranks of no axis are in no sum of this rank's.
 ---@param p ms.Parameter
 ---@param axes ms.Group[]
 ---@return boolean
 function parts.counts(p, axes)
   local own, over = declared[p], {}
   if own then
-    each_axis(own, function(group) over[group] = true end)
-    for _, group in ipairs(own.shared) do if group:rank() ~= 0 then return false end end
+    local counts = true
+    each_axis(own, function(axis)
+      over[axis] = true
+      for _, group in ipairs(own.shared) do counts = counts and is_first_on(axis, group) end
+    end)
+    if not counts then return false end
   end
   for _, group in ipairs(axes) do if not over[group] and group:rank() ~= 0 then return false end end
   return true
