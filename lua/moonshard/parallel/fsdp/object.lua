@@ -309,6 +309,18 @@ local function check_offload(s, o)
   end
 end
 
+-- The parameters whose gradients are summed over their ranks (nn.shared). Gathers take gradients
+-- out of parameters and put them back; without the mark they would be summed again.
+local function summed_of(s)
+  local list = {}
+  for _, p in ipairs(s.wrapped:parameters()) do
+    if core.is_summed(p) then list[#list + 1] = p end
+  end
+  return list
+end
+
+local function mark_summed(list) for _, p in ipairs(list) do core.mark_summed(p) end end
+
 ---@param options ms.SummonOptions
 ---@param f fun(parameters: ms.Parameter[])
 function FSDP:summon(options, f)
@@ -324,10 +336,13 @@ function FSDP:summon(options, f)
   check_offload(s, o)
   local indices, parameters = find_named(s, o.names)
   local ok, here = false, not o.rank0_only or s.group:rank() == 0
+  local summed = summed_of(s)
   s.sharded:summon(indices,
     { gradients = o.grads == true, offload = o.offload ~= nil, absent = not here })
+  mark_summed(summed)
   local scope <close> = setmetatable({}, { __close = function() -- luacheck: ignore scope
     if here then s.sharded:summon_end(ok and o.writeback ~= false) end
+    mark_summed(summed)
   end })
   local results = table.pack(core.no_grad(function() return f(here and parameters or {}) end))
   ok = true
