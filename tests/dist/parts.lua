@@ -210,6 +210,45 @@ function tests.steps()
 end
 
 -- A shared parameter: its gradient is the sum over its group, once.
+-- What is shared over ranks that have no other parts counts on each of them: the norm of a model
+-- that is cut over tensor ranks, and whose gradients are summed over data ranks.
+function tests.beyond()
+  local model = nn.Sequential(nn.Linear(4, 4, { bias = false }), nn.Linear(4, 4, { bias = false }))
+  nn.split(model[1].weight, tensor, { dim = 1, whole = true })
+  for _, p in ipairs(model:parameters()) do
+    nn.shared(p, data)
+    p:set_grad(ms.full(data:rank() + 1, p:shape()))
+  end
+  local each = data:size() * (data:size() + 1) / 2
+  local norm = model:clip_grad_norm(1):item()
+  assert(math.abs(norm - each * math.sqrt(32)) < 1e-4, tostring(norm))
+  for _, p in ipairs(model:parameters()) do
+    assert((p:grad() - 1 / math.sqrt(32)):abs():max():item() < 1e-5)
+  end
+end
+
+-- A look at the gradients of a sharded model keeps that they are summed.
+function tests.summon()
+  local net = nn.Linear(3, 1, { bias = false })
+  nn.shared(net.weight, tensor)
+  local model = ms.fsdp(net, { group = data })
+  local optimizer = ms.optim.sgd(model, { lr = 1 })
+  local before = expect.parameters(model).weight
+  local sum = tensor:size() * (tensor:size() + 1) / 2
+  model(ms.full(tensor:rank() + 1, { 1, 3 })):sum():backward()
+  local function see(expected)
+    model:summon({ grads = true, writeback = false }, function()
+      equal(net.weight:grad(), ms.full(expected, { 1, 3 }), "the gradient in summon")
+    end)
+  end
+  see(tensor:rank() + 1)
+  assert(math.abs(model:clip_grad_norm(math.huge):item() - sum * math.sqrt(3)) < 1e-4)
+  see(sum)
+  see(sum)
+  optimizer:step()
+  equal(expect.parameters(model).weight, before - sum, "a step")
+end
+
 function tests.shared()
   local group = tensor
   local model = nn.Linear(3, 1, { bias = false })
