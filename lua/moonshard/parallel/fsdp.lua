@@ -43,6 +43,11 @@ local function check_model(model)
       core.raise(("fsdp: '%s' is sharded already: wrap a model once, or call unwrap() on the first")
         :format(item.name))
     end
+    local reduced = ownership.reduced[item.parameter]
+    if reduced and reduced.reducer then
+      core.raise(("fsdp: the gradient of '%s' is reduced by ddp already: unwrap() that model first")
+        :format(item.name))
+    end
   end
   if core.in_hook() then
     core.raise "fsdp cannot be used inside a hook: wrap models before training"
