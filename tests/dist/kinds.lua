@@ -60,9 +60,9 @@ local function sizes_of(case, seed)
   s.length = r.context * draw(3, 5)
   s.rows = draw(1, 2)                               -- of a microbatch on one rank
   s.microbatches = is.pipeline and r.pipeline * draw(1, 2) or draw(1, 3)
-  s.schedule, s.each = one_of { "gpipe", "1f1b", "interleaved", "zb_h1" }, 1
+  s.schedule, s.each = one_of { "gpipe", "1f1b", "interleaved", "zb_h1", "zbv" }, 1
   if not is.pipeline then s.schedule = "none" end
-  if s.schedule == "interleaved" then s.each = 2 end
+  if s.schedule == "interleaved" or s.schedule == "zbv" then s.each = 2 end
   s.blocks = math.max(2, r.pipeline * s.each) + (s.each == 1 and draw(0, 1) or 0)
   s.experts = is.experts and r.experts * draw(1, 2) or 0
   s.top = s.experts > 0 and draw(1, 2) or 0
@@ -78,7 +78,7 @@ local function sizes_of(case, seed)
   s.units = one_of { "PartBlock", "PartMlp", "none" }
   s.accumulate = one_of { "local", "shard" }
   s.bucket_bytes = one_of { 64, 1 << 20 }
-  s.recompute = s.schedule ~= "zb_h1" and draw(0, 2) == 0
+  s.recompute = not s.schedule:find "^zb" and draw(0, 2) == 0
   return s
 end
 
@@ -331,7 +331,11 @@ local function cut_model(s, g)
   local whole = ms.device("meta", function() return c.Whole() end)
   local chunks = {}
   for round = 1, s.each do
-    chunks[round] = c.Chunk(whole, (round - 1) * s.ranks.pipeline + g.stages:rank())
+    local number = (round - 1) * s.ranks.pipeline + g.stages:rank()
+    if s.schedule == "zbv" and round == 2 then        -- a V: the last rank has the middle
+      number = 2 * s.ranks.pipeline - 1 - g.stages:rank()
+    end
+    chunks[round] = c.Chunk(whole, number)
   end
   local Own = nn.class "PartOwn"
   local own = Own()
