@@ -68,8 +68,8 @@ local function sizes_of(case, seed)
   s.top = s.experts > 0 and draw(1, 2) or 0
   s.attention = is.context and one_of { "gather", "ring" } or "own"
   s.tensor_first = draw(0, 1) == 1
-  -- Gradients of what ranks with other tokens have alike: summed by hand, or by nn.shared; with ddp
-  -- and fsdp by these, or, of one group of such ranks, by nn.shared.
+  -- Gradients of what context and experts ranks have alike are summed by hand or by nn.shared. With
+  -- ddp and fsdp these sum them, or nn.shared does if there is one such group.
   s.sums = one_of(s.wrap and { "wrapper", "wrapper", "shared" } or { "hand", "shared" })
   local tokens = (is.context and 1 or 0) + (is.experts and 1 or 0)
   if s.wrap and tokens ~= 1 or is.fsdp and is.experts then s.sums = "wrapper" end
@@ -110,7 +110,7 @@ end
 
 ----------------------------------------------------------------------------------- the cut model
 
--- Makes the classes of one case. cuts: how parameters are cut over the tensor group, by their ends.
+-- The classes of one case, its loss, and cut_of(name): how a parameter is cut over tensor ranks.
 local function classes_of(s, g)
   local HEAD <const> = s.width // s.heads
   local SHARE <const> = -(-s.vocab // s.ranks.tensor)
@@ -401,7 +401,7 @@ local function cut_model(s, g)
   return m
 end
 
--- What stays for a check of a step: calls f(name, value, gradient) for each parameter of this rank.
+-- Calls f(name, value, gradient) for each parameter of this rank.
 local function each_parameter(s, m, f)
   for _, chunk in ipairs(m.chunks) do
     local function visit(object)
@@ -429,6 +429,7 @@ local function compare(s, g, m, whole, what, pick)
     local cut, share = m.cut_of(name), g.tensor:size()
     if cut then other, share = part_of(other, cut, g.tensor), 1 end
     offs[i], seen[i] = (own - other):square():sum():item() / share, 1
+    assert(offs[i] == offs[i], ("rank %d: %s of %s has a nan"):format(ms.rank(), what, name))
   end)
   local all = g.tensor:all_reduce(ms.tensor(offs)):value()
   all = world:all_reduce(ms.stack { all, ms.tensor(seen):to "f32" }, "max"):value():to_table()
