@@ -119,6 +119,8 @@ function pipeline.pipeline(options)
     },
   }
   local t, played = plan.table, plan.played
+  -- NCCL begins in a group with a call of all its members, which a message is not.
+  if group:size() > 1 then group:barrier() end
   local passes = check_passes(o.passes)
   if launch.sharded then table.insert(launch.sharded, { shards = group, replicas = o.data }) end
   if launch.checking and group:rank() == 0 then
