@@ -118,7 +118,23 @@ describe("averages of weights", function()
     assert.error_matches(function() ms.optim.ema(model, { decay = "1" }) end, "decay")
     assert.error_matches(function() ms.optim.ema(model, { deacy = 0.9 }) end, "decay")
     assert.error_matches(function() ema.step(model) end, "with a colon")
-    assert.error_matches(function() ms.fsdp(model) end, "belongs to an optimizer already")
+  end)
+
+  -- The model's own optimizer, made before or after, does not matter: it may be gone.
+  it("keep others from changing the weights that they follow", function()
+    for _, order in ipairs { "alone", "before", "after" } do
+      local model, ema = ms.nn.Linear(3, 2)
+      if order == "after" then ms.optim.sgd(model, { lr = 0.01 }) end
+      ema = ms.optim.ema(model)
+      if order == "before" then ms.optim.sgd(model, { lr = 0.01 }) end
+      collectgarbage()
+      assert.error_matches(function() ms.fsdp(model) end, "belongs to an optimizer already")
+      assert.error_matches(function() model:to("bf16") end, "belongs to an optimizer")
+      assert.error_matches(function() ms.nn.lora(model) end, "belongs to an optimizer already")
+      assert.equal(0, ema:state().steps)
+      ema = nil -- luacheck: ignore 311
+      ms.fsdp(model)
+    end
   end)
 
   it("go on from a state, which fits no optimizer", function()

@@ -2,14 +2,33 @@
 --
 -- Modules, optimizers and wrapped models know of each other through these tables alone, so that
 -- none of their files needs another one that needs it.
+local core = require "moonshard.core"
+
 local ownership = {}
 
 -- parameter of which this rank has a piece -> { model = its ms.FSDPState, shape = the whole one }
 ownership.sharded = setmetatable({}, { __mode = "k" })
 -- parameter -> the ms.DDPState that reduces its gradient; unwrap takes the reducer away
 ownership.reduced = setmetatable({}, { __mode = "kv" })
--- parameter -> an optimizer that has it
+-- parameter -> an optimizer that steps it
 ownership.stepped = setmetatable({}, { __mode = "kv" })
+-- parameter -> the set of optimizers that only read it (ms.optim.ema)
+ownership.observed = setmetatable({}, { __mode = "k" })
+
+local function find(p)
+  local observers = ownership.observed[p]
+  return ownership.stepped[p] or observers and next(observers) or nil
+end
+
+--- An optimizer that steps or reads a parameter, and so counts on what it is now. It is one that is
+--- still in use: what the script has dropped is collected first.
+---@param p ms.Tensor
+---@return ms.Optimizer?
+function ownership.optimizer_of(p)
+  if not find(p) then return nil end
+  core.collect()
+  return find(p)
+end
 
 -- parameter that nn.alone has declared -> how ranks' values are merged
 ownership.alone = setmetatable({}, { __mode = "k" })

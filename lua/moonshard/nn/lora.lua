@@ -131,7 +131,7 @@ function lora.check_model(what, model)
       core.raise(("%s: '%s' belongs to a model that is wrapped in %s: give the model its \z
         adapters first, then wrap it"):format(what, p:name(), wrapper))
     end
-    if ownership.stepped[p] and p:requires_grad() then
+    if ownership.optimizer_of(p) and p:requires_grad() then
       core.raise(("%s: parameter '%s' belongs to an optimizer already: give the model its \z
         adapters first, then make its optimizer"):format(what, p:name()))
     end

@@ -533,9 +533,7 @@ local function refuse_replacement(t, name)
     core.raise(("to: ddp reduces the gradient of '%s': convert the model before it is wrapped, or \z
       unwrap() it first"):format(name))
   end
-  -- It may be one that was dropped.
-  if ownership.stepped[t] then core.collect() end
-  if ownership.stepped[t] then
+  if ownership.optimizer_of(t) then
     core.raise(("to: '%s' belongs to an optimizer, which would go on with the old values: convert \z
       the model before its optimizer is made"):format(name))
   end

@@ -288,7 +288,7 @@ function parts.split(parameter, group, how)
     stretches_of(blocks, group:rank() // repeats, count, padded - pad))
   local p = parameter
   if o.whole then
-    if ownership.stepped[p] then
+    if ownership.optimizer_of(p) then
       core.raise(("%s: '%s' belongs to an optimizer: split it before"):format(what, name_of(p)))
     elseif core.has_hooks(p) then
       core.raise(("%s: '%s' has functions of on_grad, which would be lost: split it before they \z

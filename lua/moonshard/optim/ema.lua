@@ -43,7 +43,7 @@ end
 local function stream_of_steps(self)
   for _, p in ipairs(self.order) do
     local by = ownership.stepped[p]
-    local slot = by and by ~= self and by.slots[p]
+    local slot = by and by.slots[p]
     if slot and slot.late then return overlap.stream() end
   end
 end

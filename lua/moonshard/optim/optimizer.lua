@@ -127,10 +127,14 @@ end
 -- Tells others that the optimizer steps this parameter.
 local function enter(self, p)
   -- One that steps nothing keeps others from changing a parameter, and is no part of joins.
-  local observes = self.kind.observes
-  ownership.stepped[p] = observes and ownership.stepped[p] or self
+  if self.kind.observes then
+    local observers = ownership.observed[p] or setmetatable({}, { __mode = "k" })
+    ownership.observed[p], observers[self] = observers, true
+    return
+  end
+  ownership.stepped[p] = self
   local entry = ownership.sharded[p]
-  if entry and not observes then sharded_join.add_optimizer(entry.model, self) end
+  if entry then sharded_join.add_optimizer(entry.model, self) end
 end
 
 local function add_group(self, group)

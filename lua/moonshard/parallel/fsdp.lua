@@ -90,11 +90,12 @@ local function check_optimizers(s, stepping)
   local linked = {}
   for _, link in ipairs(stepping) do linked[link.optimizer] = true end
   for _, item in ipairs(s.wrapped:named_parameters()) do
-    local optimizer = ownership.stepped[item.parameter]
-    if optimizer and linked[optimizer] then
+    local p = item.parameter
+    local observers = ownership.observed[p]
+    if linked[ownership.stepped[p]] and not (observers and next(observers)) then
       local shards = s.groups[item.name] or s.shards
-      optimizer:_allow_piece(item.parameter, item.name, shards:size() > 1)
-    elseif optimizer then
+      ownership.stepped[p]:_allow_piece(p, item.name, shards:size() > 1)
+    elseif ownership.optimizer_of(p) then
       core.raise(("fsdp: parameter '%s' belongs to an optimizer already: wrap the model first, \z
         then make its optimizer"):format(item.name))
     end
