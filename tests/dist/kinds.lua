@@ -446,8 +446,7 @@ end
 local function check_state(s, m, whole)
   local object = m.own
   if s.wrap == "fsdp" then
-    object = m.chunks[1]
-    if s.each > 1 then return end                   -- a rank has several sharded models
+    object = s.each == 1 and m.chunks[1] or m.own
     if s.experts > 0 and (s.is.tensor or s.is.pipeline) then
       expect.fails(function() object:state() end,
         "fsdp: group_of and parameters of nn.split, nn.owned or nn.shared in one model")

@@ -4,7 +4,7 @@ local ms = require "moonshard"
 local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
 local cfg = ms.config {
   what = "train", schedule = "1f1b", each = 1, microbatches = 4, tables = 12,
-  wrap = "none", stages = 0,
+  wrap = "none", stages = 0, folder = "",
 }
 local nn, world, rank = ms.nn, ms.world(), ms.rank()
 local WIDTH <const>, VOCAB <const>, ROWS <const>, TIME <const> = 6, 11, 2, 5
@@ -66,12 +66,17 @@ local function whole_batch(step)
   return ms.cat(xs, 1), ms.cat(ys, 1)
 end
 
-local function pipe_of(list, options)
-  local own = {}
-  local order = {}
+-- Numbers of this rank's chunks.
+local function own_order()
   local at = stage:rank()
-  if cfg.schedule == "zbv" then order = { at, chunks_in_all - 1 - at }
-  else for v = 0, cfg.each - 1 do order[v + 1] = v * stage:size() + at end end
+  if cfg.schedule == "zbv" then return { at, chunks_in_all - 1 - at } end
+  local order = {}
+  for v = 0, cfg.each - 1 do order[v + 1] = v * stage:size() + at end
+  return order
+end
+
+local function pipe_of(list, options)
+  local own, order = {}, own_order()
   for i, chunk in ipairs(order) do
     own[i] = list[chunk]
     if cfg.wrap == "ddp" then own[i] = ms.ddp(own[i], { group = data })
@@ -122,6 +127,147 @@ function what.train()
       local far = (t - other[name]):norm():item() / (other[name]:norm():item() + 1e-12)
       assert(far < 2e-6, ("chunk %d, %s: %g"):format(order[i], name, far))
     end
+  end
+end
+
+-- A module that has some chunks, by their numbers in the whole model.
+local Parts = nn.class "Parts"
+function Parts:init(list, order)
+  for _, number in ipairs(order) do self["chunk" .. number] = list[number] end
+end
+
+local function adamw(model) return ms.optim.adamw(model, { lr = 0.01 }) end
+
+-- A module above wrapped chunks: norms, states, files and checkpoints are those of one model.
+local function parts_of_pipe()
+  local list = chunks_of_model()
+  local model = nn.owned(Parts(list, own_order()), stage)
+  return model, (pipe_of(list, {})), adamw(model)
+end
+
+local function momenta(optimizer)
+  local found = {}
+  for name, state in pairs(optimizer:state().parameters or {}) do
+    found[name .. "/exp_avg"], found[name .. "/exp_avg_sq"] = state.exp_avg, state.exp_avg_sq
+  end
+  return found
+end
+
+local function load(things)
+  assert(ms.checkpoint.load(ms.checkpoint.latest(cfg.folder .. "/saved"), things))
+end
+
+local function steps(from, to, model, pipe, optimizer)
+  local norms = {}
+  for step = from, to do
+    pipe:step(batch(step))
+    norms[#norms + 1] = model:clip_grad_norm(0.5):item()
+    optimizer:step()
+    optimizer:zero_grad()
+  end
+  return norms
+end
+
+local function forget(model)
+  for _, p in ipairs(model:parameters()) do ms.no_grad(function() p:zero_() end) end
+end
+
+function what.saved()
+  local numbers = {}
+  for i = 0, chunks_in_all - 1 do numbers[i + 1] = i end
+  local list = chunks_of_model()
+  local whole = Parts(list, numbers)
+  local its = adamw(whole)
+  local model, pipe, optimizer = parts_of_pipe()
+  for step, norm in ipairs(steps(1, 3, model, pipe, optimizer)) do
+    local x, y = whole_batch(step)
+    reference(list, x):cross_entropy(y):backward()
+    local own = whole:clip_grad_norm(0.5):item()
+    assert(math.abs(norm / own - 1) < 2e-6, ("step %d: norm %.9g, %.9g"):format(step, norm, own))
+    its:step()
+    its:zero_grad()
+  end
+  local state, count = model:state(), 0
+  for name, t in pairs(state) do
+    local other = whole:state { live = true }[name]
+    -- Adam divides by roots: rounding of small gradients counts.
+    local far = (t - other):norm():item() / (other:norm():item() + 1e-12)
+    assert(far < 1e-4, ("%s: %g"):format(name, far))
+    count = count + 1
+  end
+  assert(count == (rank == 0 and #whole:parameters() or 0))
+  assert(model:save(cfg.folder .. "/model.safetensors"))
+  local of_optimizer = momenta(optimizer)
+  if rank == 0 then
+    assert(ms.safetensors.save(cfg.folder .. "/momenta.safetensors", of_optimizer))
+  end
+  assert(ms.checkpoint.save(cfg.folder .. "/saved", { model = model, optimizer = optimizer }))
+  ms.checkpoint.wait()
+  local norms = steps(4, 5, model, pipe, optimizer)
+  local later = model:state { kind = "sharded" }
+  -- Another model of the same ranks, from the checkpoint.
+  model, pipe, optimizer = parts_of_pipe()
+  forget(model)
+  load { model = model, optimizer = optimizer }
+  for i, norm in ipairs(steps(4, 5, model, pipe, optimizer)) do assert(norm == norms[i]) end
+  for name, one in pairs(model:state { kind = "sharded" }) do
+    assert(one.tensor:eq(later[name].tensor):all():item(), name)
+  end
+  -- And from the file, by rank 0 alone.
+  local loss, after = pipe:eval(batch(1)):item(), nil
+  for _, again in ipairs {
+    function() assert(model:load(cfg.folder .. "/model.safetensors")) end,
+    function() model:load_state(state) end,
+  } do
+    forget(model)
+    again()
+    local loaded = model:state()
+    if rank == 0 then expect.same(loaded, state) end
+    -- Sharded chunks gather the new values.
+    local own = pipe:eval(batch(1)):item()
+    assert(own ~= loss and own == (after or own), own)
+    after = own
+  end
+end
+
+-- What a sharded chunk keeps and a module above it does not have, so that nothing is left out.
+function what.unsaved()
+  local function model_of(options)
+    local list = chunks_of_model()
+    local chunk = list[stage:rank()]
+    chunk:add_buffer("scale", ms.ones { 3 })
+    local model = nn.owned(Parts(list, own_order()), stage)
+    options.group = data
+    return model, ms.fsdp(chunk, options)
+  end
+  local function keep(shard, _, part)
+    part.state:flat "sum":add_(shard)
+    return shard
+  end
+  for text, options in ms.sorted_pairs {
+    ["before_gather keeps a state"] = { before_gather = keep },
+    ["buffers of another dtype"] = { precision = { buffer = "bf16" } },
+  } do
+    local model, sharded = model_of(options)
+    if stage:rank() == 0 then sharded((batch(1)))
+    else sharded(ms.ones { 2, 3, WIDTH }, ms.ones { 2, 3, WIDTH }) end
+    expect.fails(function() model:state() end, text, "call what ms.fsdp returned")
+    expect.fails(function() model:save(cfg.folder .. "/model") end, text)
+  end
+  -- Other precisions keep nothing.
+  local model = model_of { precision = { param = "bf16" } }
+  local state = model:state()
+  if rank == 0 then assert(state["chunk1.scale"]:dtype() == "f32") end
+end
+
+-- What another job of the same chunks has saved.
+function what.loaded()
+  local model, _, optimizer = parts_of_pipe()
+  load { model = model, optimizer = optimizer }
+  local state, of_optimizer = model:state(), momenta(optimizer)
+  if rank == 0 then
+    expect.same(state, assert(ms.safetensors.load(cfg.folder .. "/model.safetensors")))
+    expect.same(of_optimizer, assert(ms.safetensors.load(cfg.folder .. "/momenta.safetensors")))
   end
 end
 

@@ -25,6 +25,33 @@ describe("a pipeline", function()
     end
   end)
 
+  it("is one model in norms, states, files and checkpoints", function()
+    local jobs <const> = {
+      { "4", "stages=2 each=2 schedule=interleaved wrap=fsdp" },
+      { "4 --thread-ranks", "stages=2 each=2 schedule=interleaved wrap=ddp" },
+      { "8 --thread-ranks", "stages=4 wrap=fsdp" },
+      { "3 --thread-ranks", "stages=1 each=4 schedule=interleaved wrap=fsdp" },
+      { "2 --thread-ranks", "each=2 schedule=zbv" },
+      { "1", "each=4 schedule=interleaved" },
+    }
+    for i, one in ipairs(jobs) do
+      local folder = command.folder()
+      job(one[1], ("what=saved %s folder='%s'"):format(one[2], folder))
+      for k, other in ipairs(jobs) do
+        if command.full or (i + k) % 3 == 0 then
+          job(other[1], ("what=loaded %s folder='%s'"):format(other[2], folder))
+        end
+      end
+      command.remove(folder)
+    end
+  end)
+
+  it("has sharded chunks, whose own states a module above does not drop", function()
+    local folder = command.folder()
+    job("4", ("what=unsaved stages=2 folder='%s'"):format(folder))
+    command.remove(folder)
+  end)
+
   it("gives the same bits by any schedule", function()
     job("3 --thread-ranks", "what=same microbatches=5")
     for _, ranks in ipairs { 2, 3, 6 } do

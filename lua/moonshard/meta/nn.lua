@@ -153,7 +153,8 @@
 --- trained. options.kind: "full" unless given. options.live: the tensors themselves, for who only
 --- reads them at once; on "meta" there are no values, and state() gives the tensors themselves. Of a
 --- sharded model (`ms.fsdp`) all ranks call it, and rank 0 alone gets the tensors; on other ranks
---- the table is empty, unless kind is "sharded" (`help FSDP:state`).
+--- the table is empty, unless kind is "sharded" (`help FSDP:state`). A module above sharded models
+--- (chunks of a pipeline) has theirs, if `ms.nn.owned` or `split` declares what ranks have.
 --- ```lua
 --- local model = ms.nn.Linear(2, 3)
 --- local best = model:state()

@@ -29,6 +29,7 @@ local whole = {}
 ---@field tensor? ms.Tensor the model's handle
 ---@field flat ms.Tensor these elements, 1-D, in their memory
 ---@field is_shard? boolean flat is the memory of a shard of fsdp, and tensor may be on none
+---@field sharded? table of the core: the sharded model, which is told that its shards are written
 
 --- A tensor of the model, and which ranks have it.
 ---@class ms.PlanItem
@@ -57,14 +58,18 @@ function whole.region_of(p)
   return own and own.split and own.split.region
 end
 
---- What this rank has of a model that is not sharded, in the order of its names.
+--- What this rank has of a module, in the order of its names. Models below it may be sharded.
 ---@param object ms.Module
 ---@return ms.PartItem[]
 function whole.items(object)
-  local list = {}
+  local list, of_shards = {}, {}
   for _, saved in ipairs(module.saved(object)) do
     local t, r = saved.tensor, whole.region_of(saved.tensor)
-    list[#list + 1] = {
+    local s = ownership.sharded[t] and ownership.sharded[t].model
+    if s then of_shards[s] = of_shards[s] or ownership.functions.items_of_shards(s) end
+    local item = s and of_shards[s][t]
+    if item then item.name = saved.name end
+    list[#list + 1] = item or {
       name = saved.name, tensor = t, dtype = t:dtype(), shape = r and r.shape or t:shape(),
       region = r, first = 0, count = t:numel(),
       flat = core.no_grad(function() return t:detach():contiguous():view(-1) end),
@@ -329,6 +334,17 @@ local function spread(items, given, partial)
   end
 end
 
+-- Sharded models gather what was written.
+local function note_written(items)
+  local told = {}
+  for _, item in ipairs(items) do
+    if item.sharded and not told[item.sharded] then
+      told[item.sharded] = true
+      item.sharded:note_written()
+    end
+  end
+end
+
 --- Loads a state by name. Each rank gives values of at least what it has: whole tensors, pieces
 --- that fit, or sources; or rank 0 gives whole tensors, and the others empty tables. All ranks of
 --- the world call it. Raises what does not fit, the same on all ranks, before anything changes.
@@ -349,12 +365,16 @@ function whole.load_state(items, given, options)
   if not alone then problem = whole.problem(items, given, partial) end
   problem = agree(world, problem, nil, "load_state")
   if problem then core.raise("load_state: " .. problem) end
-  if alone then return spread(items, given, partial) end
+  if alone then
+    spread(items, given, partial)
+    return note_written(items)
+  end
   local ok, why = pcall(function()
     for _, item in ipairs(items) do
       if given[item.name] then take(item, given[item.name]) end
     end
   end)
+  note_written(items)
   why = not ok and tostring(why):gsub("^[^\n]-:%d+: ", "") or nil
   problem = agree(world, why, nil, "load_state")
   if problem then core.raise(problem) end

@@ -193,13 +193,9 @@ function state.full(s)
   return found
 end
 
---- Of a model with declared parameters (nn/parts.lua), what this rank has, as items of
---- nn/whole.lua: all ranks of the world have one model, of which this sharded one is a part. nil:
---- none is declared.
----@param s ms.FSDPState
----@return ms.PartItem[]?
-function state.part_items(s)
-  if not whole.has(s.wrapped) then return nil end
+-- What this rank has, as items of nn/whole.lua: all ranks of the world have one model, of which
+-- this sharded one is a part.
+local function items_of_part(s)
   if next(s.groups) then
     core.raise "fsdp: group_of and parameters of nn.split, nn.owned or nn.shared in one model: \z
       nn.owned declares what group_of shares"
@@ -213,9 +209,33 @@ function state.part_items(s)
       is_shard = item.position ~= nil,
       flat = item.position and own_part(s, item)
         or core.no_grad(function() return item.tensor:detach():contiguous():view(-1) end),
+      sharded = s.sharded,
     }
   end
   return list
+end
+
+--- The items of a model with declared parameters (nn/parts.lua); nil: none is declared.
+---@param s ms.FSDPState
+---@return ms.PartItem[]?
+function state.part_items(s) return whole.has(s.wrapped) and items_of_part(s) or nil end
+
+-- For a module above sharded models, of which it has the parameters (chunks of a pipeline): the
+-- items of one of them, by parameter; none in summon, where parameters are whole. Raises where the
+-- sharded model has more than its parameters say.
+function ownership.functions.items_of_shards(s)
+  if #gather_codec.items(s) > 0 then
+    core.raise "state: this module is above an fsdp model of which before_gather keeps a state: \z
+      call what ms.fsdp returned"
+  elseif s.precision and s.precision.buffers and #s.precision.buffers.list > 0 then
+    core.raise "state: this module is above an fsdp model with buffers of another dtype \z
+      (precision): call what ms.fsdp returned"
+  end
+  local found, idle = {}, pcall(s.sharded.check_idle, s.sharded, "state")
+  for _, item in ipairs(idle and items_of_part(s) or {}) do
+    if item.is_shard then found[item.tensor] = item end
+  end
+  return found
 end
 
 --- What this rank has: pieces of sharded tensors, in their memory, and the others as they are.
@@ -348,8 +368,7 @@ function state.load(s, given, options)
   given = gather_codec.take(s, given)
   local of_parts = state.part_items(s)
   if of_parts then
-    whole.load_state(of_parts, given, options)
-    return s.sharded:note_written()
+    return whole.load_state(of_parts, given, options)
   end
   local o, items = options_of.check("load_state", options, { partial = "boolean" }), state.items(s)
   local from, problem = how_given(s, items, given, o.partial)
@@ -402,7 +421,6 @@ local function read_parts(s, items, path, options, reader)
       message, code = ("%s: %s"):format(files.first_of(path),
         tostring(why):match "load_state: (.*)" or tostring(why)), "mismatch"
     end
-    s.sharded:note_written()
   end
   if found then files.close(found) end
   if message then return core.refuse(message, code) end
