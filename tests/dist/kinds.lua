@@ -3,6 +3,7 @@
 -- are drawn by a seed; a failure names it.
 --     moonshard run tests/dist/kinds.lua -n 4 --thread-ranks cases=tensor+context seed=3
 local ms = require "moonshard"
+local core = require "moonshard.core"
 local folder = debug.getinfo(1, "S").source:match "^@(.*/)"
 local expect, plain = dofile(folder .. "expect.lua"), dofile(folder .. "plain_kinds.lua")
 local cfg = ms.config {
@@ -10,6 +11,7 @@ local cfg = ms.config {
   seed  = { 1, help = "the first one" },
   seeds = { 1, help = "so many for each case" },
   what  = { "train", choices = { "train", "refused", "recompute" }, help = "see kinds_spec.lua" },
+  folder = { "", help = "also resumes from a checkpoint there" },
   off   = { false, help = "changes a gradient by a hundred-thousandth, which must be found" },
 }
 local nn, world = ms.nn, ms.world()
@@ -442,18 +444,14 @@ local function compare(s, g, m, whole, what, pick)
   end
 end
 
+-- What has the state of the whole model: the sharded model, if there is one, and it is all of it.
+local function saved_of(s, m)
+  return s.wrap == "fsdp" and s.each == 1 and m.chunks[1] or m.own
+end
+
 -- Rank 0 gets the whole model, of what all ranks have.
 local function check_state(s, m, whole)
-  local object = m.own
-  if s.wrap == "fsdp" then
-    object = s.each == 1 and m.chunks[1] or m.own
-    if s.experts > 0 and (s.is.tensor or s.is.pipeline) then
-      expect.fails(function() object:state() end,
-        "fsdp: group_of and parameters of nn.split, nn.owned or nn.shared in one model")
-      return
-    end
-  end
-  local state = object:state()
+  local state = saved_of(s, m):state()
   for _, item in ipairs(ms.rank() == 0 and whole:named_parameters() or {}) do
     local value, other = state[item.name], item.parameter:detach()
     assert(value, item.name .. " is not in the state")
@@ -464,16 +462,13 @@ local function check_state(s, m, whole)
   world:barrier()
 end
 
+local saves = 0
 local function train(s)
   local g = groups_of(s)
   ms.seed(s.seed)
   local whole = plain(s)
   local m = cut_model(s, g)
   compare(s, g, m, whole, "the first value", function(value) return value end)
-  local pipe = s.is.pipeline and ms.pipeline {
-    chunks = m.chunks, group = g.stages, schedule = s.schedule, microbatches = s.microbatches,
-    loss = m.loss_of, data = g.replicas,
-  }
   local optimizers = { ms.optim.sgd(whole, { lr = LR }), ms.optim.sgd(m.own, { lr = LR }) }
 
   -- Rows are cut over experts and data ranks, times over context ranks.
@@ -489,30 +484,42 @@ local function train(s)
     local size = t:size(1) // count
     return t:narrow(1, (i - 1) * size + 1, size)
   end
-  -- The gradients of both models for one batch, and their losses.
-  local function both(x, y)
+  local function batch(step)
+    local function ids(number)
+      return ms.randint { rows, s.length, high = s.vocab, seed = 1000 * s.seed + 2 * step + number }
+    end
+    return ids(0), ids(1)
+  end
+  -- The gradients of the plain model for one batch, and its loss.
+  local function plain_loss(x, y)
     local expected, count = 0, s.microbatches
     for i = 1, count do
       local loss = whole(micro(x, i, count), micro(y, i, count)) / count
       loss:backward()
       expected = expected + loss:item()
     end
+    return expected
+  end
+  -- The same of a cut model.
+  local function cut_loss(m, x, y) -- luacheck: ignore 431
     x, y = own(x), own(y)
-    if pipe then return pipe:step(x, y):item() / m.scale, expected end
-    local total = ms.zeros {}
+    m.pipe = m.pipe or s.is.pipeline and ms.pipeline {
+      chunks = m.chunks, group = g.stages, schedule = s.schedule, microbatches = s.microbatches,
+      loss = m.loss_of, data = g.replicas,
+    }
+    if m.pipe then return m.pipe:step(x, y):item() / m.scale end
+    local total, count = ms.zeros {}, s.microbatches
     local model = m.chunks[1]
     model:accumulate(count, function(i)
       local loss = m.loss_of(model(micro(x, i, count)), micro(y, i, count)) / count
       loss:backward()
       total = total + loss:detach()
     end)
-    return world:all_reduce(total / m.scale, "avg"):value():item(), expected
+    return world:all_reduce(total / m.scale, "avg"):value():item()
   end
   for step in ms.steps(STEPS) do
-    local function ids(number)
-      return ms.randint { rows, s.length, high = s.vocab, seed = 1000 * s.seed + 2 * step + number }
-    end
-    local loss, expected = both(ids(0), ids(1))
+    local x, y = batch(step)
+    local loss, expected = cut_loss(m, x, y), plain_loss(x, y)
     assert(math.abs(loss / expected - 1) <= OF_LOSS, ("step %d: the loss is %.9g, not %.9g"):format(
       step, loss, expected))
     m.reduce()
@@ -531,6 +538,51 @@ local function train(s)
   end
   compare(s, g, m, whole, "the last value", function(value) return value end)
   check_state(s, m, whole)
+  if cfg.folder == "" then return end
+
+  -- A checkpoint of the model and of an optimizer with states: the steps after it have the same
+  -- bits with another model, whose own values are lost. Its file is that of the plain model.
+  local function adamw(of) return ms.optim.adamw(of.own, { lr = LR / 10, weight_decay = 0.1 }) end
+  local function go(of, optimizer, first, last) -- luacheck: ignore 431
+    local list = {}
+    for step = first, last do
+      list[#list + 1] = cut_loss(of, batch(step))
+      of.reduce()
+      list[#list + 1] = of.own:clip_grad_norm(0.5):item()
+      optimizer:step()
+      optimizer:zero_grad()
+    end
+    return list
+  end
+  local function pieces_of(of)
+    local list = {}
+    for name, one in pairs(saved_of(s, of):state { kind = "sharded" }) do
+      list[name] = core.is_tensor(one) and one or one.tensor
+    end
+    return list
+  end
+  local optimizer = adamw(m)
+  go(m, optimizer, STEPS, STEPS + 1)
+  saves = saves + 1
+  local run = cfg.folder .. "/" .. saves
+  local path = assert(ms.checkpoint.save(run, { model = saved_of(s, m), optimizer = optimizer }))
+  ms.checkpoint.wait()
+  assert(saved_of(s, m):save(run .. "/model.safetensors"))
+  local state = saved_of(s, m):state()
+  if world:rank() == 0 then
+    assert(whole:load(run .. "/model.safetensors"))
+    expect.same(state, whole:state())
+  end
+  local numbers, later = go(m, optimizer, STEPS + 2, STEPS + 3), pieces_of(m)
+  local again = cut_model(s, g)
+  optimizer = adamw(again)
+  for _, p in ipairs(again.own:parameters()) do ms.no_grad(function() p:fill_(0.125) end) end
+  assert(ms.checkpoint.load(path, { model = saved_of(s, again), optimizer = optimizer }))
+  for i, number in ipairs(go(again, optimizer, STEPS + 2, STEPS + 3)) do
+    assert(number == numbers[i], ("number %d after the checkpoint is %.9g, not %.9g"):format(i,
+      number, numbers[i]))
+  end
+  if next(later) then expect.same(pieces_of(again), later) end
 end
 
 local what = {}

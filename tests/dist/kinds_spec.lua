@@ -1,5 +1,6 @@
 -- Every kind of parallelism, alone and in pairs, against plain modules on one rank: kinds.lua holds
--- what each rank expects. A failure names the case, its seed and the line that runs it again.
+-- what each rank expects. Pairs also go on from a checkpoint with the same bits. A failure names
+-- the case, its seed and the line that runs it again.
 local command = require "command"
 
 local KINDS <const> = { "tensor", "context", "pipeline", "experts", "ddp", "fsdp" }
@@ -30,7 +31,10 @@ describe("each kind of parallelism", function()
 
   it("goes with each other one", function()
     assert.equal(14, #PAIRS)
-    job("4 --thread-ranks", PAIRS, SHORT)
+    local folder = command.folder()
+    finally(function() command.remove(folder) end)
+    local resumes <const> = (" folder='%s'"):format(folder)
+    job("4 --thread-ranks", PAIRS, SHORT .. resumes)
     if not command.full then return end
     job("4 --thread-ranks", PAIRS, "seed=1 seeds=5")
     job("6 --thread-ranks", PAIRS, "seed=6 seeds=2")
@@ -42,7 +46,7 @@ describe("each kind of parallelism", function()
       end
     end
     assert.equal(16, #three)
-    job("8 --thread-ranks", three, "seed=1")
+    job("8 --thread-ranks", three, "seed=1" .. resumes)
   end)
 
   it("names the seed that fails, and how to run it again", function()

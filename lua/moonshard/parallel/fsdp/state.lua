@@ -196,10 +196,6 @@ end
 -- What this rank has, as items of nn/whole.lua: all ranks of the world have one model, of which
 -- this sharded one is a part.
 local function items_of_part(s)
-  if next(s.groups) then
-    core.raise "fsdp: group_of and parameters of nn.split, nn.owned or nn.shared in one model: \z
-      nn.owned declares what group_of shares"
-  end
   local list = {}
   for _, item in ipairs(own_items(s)) do
     local r = whole.region_of(item.tensor)
