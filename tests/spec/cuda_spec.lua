@@ -451,7 +451,7 @@ describe("on a GPU", function()
     local found = core.json_decode((command.succeed(folder, "bench enqueue --device cuda --json",
       QUIETLY)))
     assert.equal("cuda", found.device)
-    assert.is_true(found.ns_lua_enqueue > 0 and found.ns_lua_operator > found.ns_lua_enqueue)
+    assert.is_true(found.ns_lua_enqueue > 0 and found.ns_lua_operator > 0)
     assert.is_nil(found.ns_enqueue)
   end)
 
