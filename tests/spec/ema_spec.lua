@@ -123,9 +123,9 @@ describe("averages of weights", function()
   -- The model's own optimizer, made before or after, does not matter: it may be gone.
   it("keep others from changing the weights that they follow", function()
     for _, order in ipairs { "alone", "before", "after" } do
-      local model, ema = ms.nn.Linear(3, 2)
+      local model = ms.nn.Linear(3, 2)
       if order == "after" then ms.optim.sgd(model, { lr = 0.01 }) end
-      ema = ms.optim.ema(model)
+      local ema = ms.optim.ema(model)
       if order == "before" then ms.optim.sgd(model, { lr = 0.01 }) end
       collectgarbage()
       assert.error_matches(function() ms.fsdp(model) end, "belongs to an optimizer already")
