@@ -103,7 +103,7 @@ end
 ---@param seen fun(factor: integer): boolean?
 function support.eventually(seen)
   for try = 1, 100 do
-    if seen(try <= 15 and 1 or try <= 30 and 2 or 4) then return end
+    if seen(try <= 15 and 1 or try <= 30 and 2 or try <= 50 and 4 or 8) then return end
   end
   error("not seen in 100 tries", 2)
 end
