@@ -84,7 +84,7 @@ describe("the annotations", function()
     ["ms.GenerateOptions"] = true,
     ["ms.JsonLoaderOptions"] = true, ["ms.PipelineOptions"] = true,
     ["ms.CustomOptions"] = true, ["ms.PartState"] = true, ["ms.Pieces"] = true,
-    ["ms.WholeKind"] = true,
+    ["ms.WholeKind"] = true, ["ms.MatrixOptions"] = true,
   }
 
   for class, fields in pairs(classes) do

@@ -15,6 +15,18 @@ ownership.stepped = setmetatable({}, { __mode = "kv" })
 -- parameter -> the set of optimizers that only read it (ms.optim.ema)
 ownership.observed = setmetatable({}, { __mode = "k" })
 
+-- parameter that nn.alone has declared -> how ranks' values are merged
+ownership.alone = setmetatable({}, { __mode = "k" })
+
+-- parameter -> what nn.split, nn.owned and nn.shared say of it: an ms.Declared (nn/parts.lua)
+ownership.declared = setmetatable({}, { __mode = "k" })
+
+-- parameter of u8 -> the numbers of which it has the codes: an ms.CodedWeight (nn/coded.lua)
+ownership.coded = setmetatable({}, { __mode = "k" })
+
+-- model -> the method of local= by which its ranks meet, which ms.train calls and saves
+ownership.methods = setmetatable({}, { __mode = "k" })
+
 local function find(p)
   local observers = ownership.observed[p]
   return ownership.stepped[p] or observers and next(observers) or nil
@@ -30,24 +42,13 @@ function ownership.optimizer_of(p)
   return find(p)
 end
 
--- parameter that nn.alone has declared -> how ranks' values are merged
-ownership.alone = setmetatable({}, { __mode = "k" })
-
--- parameter -> what nn.split, nn.owned and nn.shared say of it: an ms.Declared (nn/parts.lua)
-ownership.declared = setmetatable({}, { __mode = "k" })
-
--- parameter of u8 -> the numbers of which it has the codes: an ms.CodedWeight (nn/coded.lua)
-ownership.coded = setmetatable({}, { __mode = "k" })
-
--- model -> the method of local= by which its ranks meet, which ms.train calls and saves
-ownership.methods = setmetatable({}, { __mode = "k" })
-
 --- Functions of files that need nn/module.lua, by name. Each file puts its own here when it is
 --- loaded; nn/init.lua loads all of them.
 ---@class ms.ModuleFunctions
 ---@field list fun(modules: ms.Module[]): ms.Module                    nn/layers.lua
 ---@field materialize fun(what: string, model: ms.Module)              nn/delayed.lua
 ---@field whole table                                                  nn/whole.lua
+---@field items_of_shards fun(s: ms.FSDPState): table                parallel/fsdp/state.lua
 ---@field clip_grad_norm fun(model: ms.Module, max: number, p?: number): ms.Tensor  optim
 ---@field clip_grad_value fun(model: ms.Module, max: number)           optim
 ownership.functions = {}

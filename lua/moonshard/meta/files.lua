@@ -86,6 +86,17 @@
 
 ---@alias ms.MakeModel fun(): ms.Module?, string?
 ---@alias ms.MakeOptimizer fun(net: ms.Module): ms.Optimizer
+---@alias ms.ScriptOption
+---| "hook"|"overlap"|"buckets"|"gather"|"prefetch"|"local"|"optimizer"|"schedule"
+
+--- What a file of optimizer= gets in its options, with the options of its own.
+---@class ms.OptimizerFile
+---@field model ms.Module
+---@field recipe? ms.Optimizer      the recipe's own; it does not step
+---@class ms.MatrixOptions
+---@field lr? number                of matrices
+---@field others_lr? number         of other parameters
+---@field is_apart? fun(p: ms.Parameter): boolean   whether a parameter is no matrix of a layer
 ---@class ms.ApplyOptions
 ---@field clip? number              the norm by which the loop clips
 ---@field ddp? ms.DDPOptions        other options
@@ -99,8 +110,8 @@
 ---@class ms.Pieces
 --- A link for ms.ddp, or for ms.fsdp where the model is sharded.
 ---@field link? ms.Link
---- Makes the optimizer, from the wrapped model and the optimizer that the recipe made. That one does
---- not step; its groups() have the parameters, lr and schedule.
+--- Makes the optimizer, from the wrapped model and the optimizer that the recipe made. That one
+--- does not step; its groups() have the parameters, lr and schedule.
 ---@field optimizer? fun(model: ms.Module, recipe: ms.Optimizer): ms.Optimizer
 --- Makes what ranks do that train weights of their own, from the model, which is not wrapped: a
 --- table with after_step(step), and with state() and load_state(t) if it has something to save.
@@ -116,8 +127,8 @@
 --- what it gathers ahead; gather=, a file that says what travels in its gathers; optimizer=, a file
 --- that makes the optimizer instead of the recipe; and local=, a method with which each rank trains
 --- weights of its own and meets the others now and then. Files of hook=, gather=, optimizer= and
---- local= may be given by their name alone: hook=loco is recipes/hooks/loco.lua. A ready-made way of
---- this name comes first.
+--- local= may be given by their name alone: hook=loco is recipes/hooks/loco.lua. A ready-made way
+--- of this name comes first.
 ---
 --- A hook's file returns a link, or a function(options) that makes one; a function whose first
 --- parameter is called bucket, or that has two, is a link. The file of a policy or of a bucket
@@ -128,9 +139,9 @@
 --- after_step(step, optimizer), and with state() and load_state(t) if it has something to save:
 --- `ms.train` calls the first after each step and saves the rest. local=diloco is
 --- recipes/hooks/diloco.lua.
---- The file of optimizer= returns a function(options), which gets the wrapped model as options.model
---- and the recipe's own optimizer as options.recipe, and gives an ms.Optimizer. It is called before
---- the model is wrapped, and once more if it reads one of the two.
+--- The file of optimizer= returns a function(options), which gets the wrapped model as
+--- options.model and the recipe's own optimizer as options.recipe, and gives an ms.Optimizer. It is
+--- called before the model is wrapped, and once more if it reads one of the two.
 ---
 --- The files of hook=, gather=, optimizer= and local= may also return a table of pieces, ms.Pieces,
 --- or a function(options) that gives one. Two files that give the same piece end the program with
@@ -158,15 +169,15 @@
 ---@field apply fun(cfg: table, model: ms.Module|ms.MakeModel, make: ms.MakeOptimizer, extra?: ms.ApplyOptions): ms.Module, ms.Optimizer, number?
 --- For what apply does not do: the link ("hook"), policy ("overlap"), plan ("buckets"), table of
 --- functions ("gather") or strategy ("prefetch") that the option of cfg names; a function of the
---- model ("local"), or of the wrapped model and the recipe's optimizer ("optimizer"); the schedule of
---- a pipeline ("schedule"), an option that a recipe declares itself: { "1f1b", open = true }; nil
---- where it is not set. A wrong one ends the run with 2, and so does a file that gives further
+--- model ("local"), or of the wrapped model and the recipe's optimizer ("optimizer"); the schedule
+--- of a pipeline ("schedule"), an option that a recipe declares itself: { "1f1b", open = true };
+--- nil where it is not set. A wrong one ends the run with 2, and so does a file that gives further
 --- pieces.
 --- ```lua
 --- local cfg = ms.config(ms.scripts.options {})
 --- ms.scripts.resolve(cfg, "hook") --> nil
 --- ```
----@field resolve fun(cfg: table, name: "hook"|"overlap"|"buckets"|"gather"|"prefetch"|"local"|"optimizer"|"schedule"): any
+---@field resolve fun(cfg: table, name: ms.ScriptOption): any
 --- Two data sets, to train and to validate on, by three options of cfg: data, a path; valid, a path
 --- or ""; bytes: the paths name texts, and not token shards. Without a path the validation is the
 --- val*.bin of a folder of shards, or else the last twentieth of the data. A path that cannot be
@@ -207,7 +218,7 @@
 --- groups[2].lr --> 0.003
 --- groups[2].whole --> false
 --- ```
----@field matrices fun(options: { model: ms.Module, recipe?: ms.Optimizer }, own?: { lr?: number, others_lr?: number, is_apart?: fun(p: ms.Parameter): boolean }): ms.ParamGroup[]
+---@field matrices fun(options: ms.OptimizerFile, own?: ms.MatrixOptions): ms.ParamGroup[]
 --- How many different tokens a model needs, by two options of cfg: vocab, if it is above 0; with
 --- bytes 256; else the ids of the tokenizer of the set's shards (their NAME.json), the most of
 --- several; else `otherwise`.

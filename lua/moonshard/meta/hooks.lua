@@ -121,9 +121,10 @@
 --- state:of("run").seen --> 1
 --- ```
 ---@field state fun(name: string): ms.State
---- For links that send each rank its own part. t is as long as the bucket's buffer. Row r + 1 is the
---- part of rank r in the group that is the second result: what bucket:shard(t) gives there, under
---- each layout. An all_reduce bucket is cut into equal parts, with zeros at the end of the last one.
+--- For links that send each rank its own part. t is as long as the bucket's buffer. Row r + 1 is
+--- the part of rank r in the group that is the second result: what bucket:shard(t) gives there,
+--- under each layout. An all_reduce bucket is cut into equal parts, with zeros at the end of the
+--- last one.
 --- ```lua
 --- -- Each rank adds up its part, and then gathers those of the others.
 --- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = function(bucket)

@@ -43,25 +43,26 @@
 --- fsdp has sharded. Groups with `whole = false`, and parameters that have not two dimensions, are
 --- stepped by the kind `second`.
 ---@field whole? ms.WholeKind
---- With `whole`: an elementwise kind; "adamw" unless given. This kind has its hyper-parameters, too;
---- lr, weight_decay and what `defaults` names are this kind's.
+--- With `whole`: an elementwise kind; "adamw" unless given. This kind has its hyper-parameters,
+--- too; lr, weight_decay and what `defaults` names are this kind's.
 ---@field second? string
 
---- The step of a matrix W is `W = W (1 - lr weight_decay) - lr update(before(gradient))`. Where fsdp
---- has cut W, each rank calls `before` with its piece. What all return goes to one rank, the owner,
---- which calls `update` with the whole; each rank then subtracts its piece of the result. Owners
---- have about equal work, rows x columns^2 for a matrix (columns: the smaller side). A step sends
---- each piece twice. Where a rank has all of W, it makes its own update; the option `shard` leaves
---- that to one rank.
+--- The step of a matrix W is `W = W (1 - lr weight_decay) - lr update(before(gradient))`. Where
+--- fsdp has cut W, each rank calls `before` with its piece. What all return goes to one rank, the
+--- owner, which calls `update` with the whole; each rank then subtracts its piece of the result.
+--- Owners have about equal work, rows x columns^2 for a matrix (columns: the smaller side). A step
+--- sends each piece twice. Where a rank has all of W, it makes its own update; the option `shard`
+--- leaves that to one rank.
 ---@class ms.WholeKind
 --- Updates the state of a piece: a table for this parameter, of which tensors of the piece's shape
 --- are saved as pieces. p and grad: this rank's pieces; all of them where nothing is cut. step: the
---- parameter's steps before this one. Returns a tensor of grad's shape, of any float dtype, which is
---- what travels; grad unless given.
+--- parameter's steps before this one. Returns a tensor of grad's shape, of any float dtype, which
+--- is what travels; grad unless given.
 ---@field before? fun(p: ms.Tensor, grad: ms.Tensor, state: table, group: ms.ParamGroup, step: integer): ms.Tensor
 --- matrix: whole, of the dtype that `before` has returned; it may be overwritten. owned: a table of
 --- tensors by names, of the owner alone; it is saved by the parameter's name, and another rank may
---- own it after a load. Returns a tensor of the matrix's shape, which travels in the matrix's dtype.
+--- own it after a load. Returns a tensor of the matrix's shape, which travels in the matrix's
+--- dtype.
 ---@field update fun(matrix: ms.Tensor, owned: table<string, ms.Tensor>, group: ms.ParamGroup, step: integer): ms.Tensor
 
 ---@class ms.ScheduleOptions

@@ -10,8 +10,8 @@
 --- and in `moonshard check`.
 ---@field times? table<integer, ms.PipelineTimes>
 ---@field bytes? table<integer, ms.PipelineBytes>   by chunk, where there are times
---- In milliseconds, for one microbatch, without waiting. B is I and W in one: of a backward that ran
---- whole, I and W are half each.
+--- In milliseconds, for one microbatch, without waiting. B is I and W in one: of a backward that
+--- ran whole, I and W are half each.
 ---@class ms.PipelineTimes
 ---@field F number
 ---@field B number
@@ -36,7 +36,8 @@
 
 --- A schedule, made by `ms.schedule`.
 ---@class ms.Schedule
---- The chunks of each rank, counted from 0 and in order, with `each` chunks on a rank; 1 unless given.
+--- The chunks of each rank, counted from 0 and in order, with `each` chunks on a rank; 1 unless
+--- given.
 --- ```lua
 --- local zbv = ms.schedule "zbv"
 --- zbv:placement { ranks = 2, each = 2, microbatches = 4 } --> { { 0, 3 }, { 1, 2 } }
@@ -61,18 +62,18 @@
 ---@field data? ms.Group
 ---@field max_live? integer            an error if a rank would hold more microbatches of its chunks
 --- What one chunk gives to the next for a microbatch, equal for all: a shape with a dtype for each
---- tensor. In `moonshard check` each rank runs by itself, and takes what it would receive from here;
---- chunks of `ms.nn.cut` need no `passes`. If a chunk gives something else, a check ends with an
---- error, which has the right value. In a run ranks tell each other at the first step, and a warning
---- has the right value.
+--- tensor. In `moonshard check` each rank runs by itself, and takes what it would receive from
+--- here; chunks of `ms.nn.cut` need no `passes`. If a chunk gives something else, a check ends with
+--- an error, which has the right value. In a run ranks tell each other at the first step, and a
+--- warning has the right value.
 ---@field passes? { [integer]: integer, dtype: ms.DType }[]
 
 --- A pipeline, made by `ms.pipeline`.
 ---@class ms.Pipeline
---- Forward and backward of a batch, in microbatches. Each rank gets the whole batch, or nil where it
---- has neither the first nor the last chunk. Returns the mean loss over all targets that count, as
---- `cross_entropy` counts them, on all ranks. Gradients are those of this mean. Shapes and dtypes of
---- what chunks pass stay those of the first step.
+--- Forward and backward of a batch, in microbatches. Each rank gets the whole batch, or nil where
+--- it has neither the first nor the last chunk. Returns the mean loss over all targets that count,
+--- as `cross_entropy` counts them, on all ranks. Gradients are those of this mean. Shapes and
+--- dtypes of what chunks pass stay those of the first step.
 --- ```lua
 --- local pipe = ms.pipeline { chunks = ms.nn.Linear(4, 4), microbatches = 2 }
 --- local loss = pipe:step(ms.ones { 4, 4 }, ms.tensor { 0, 1, 2, 1 })
@@ -95,13 +96,13 @@
 ---@field show fun(self): string
 
 ---@class ms
---- A model whose chunks are on the ranks of a group. A schedule is a function of numbers to a table:
---- `placement`, the chunks of each rank, and `actions`, what each rank does in order. "2F0" is the
---- forward of microbatch 0 through chunk 2; B is the backward, I the gradients of inputs alone and W
---- those of weights; all count from 0. The table is checked and played before the first step: an
---- error names the rank and the action. Sends and receives come by themselves; their labels are the
---- actions. Gradients of a chunk are added in the order of microbatches, so results do not depend on
---- the schedule. All ranks of the group call it.
+--- A model whose chunks are on the ranks of a group. A schedule is a function of numbers to a
+--- table: `placement`, the chunks of each rank, and `actions`, what each rank does in order. "2F0"
+--- is the forward of microbatch 0 through chunk 2; B is the backward, I the gradients of inputs
+--- alone and W those of weights; all count from 0. The table is checked and played before the first
+--- step: an error names the rank and the action. Sends and receives come by themselves; their
+--- labels are the actions. Gradients of a chunk are added in the order of microbatches, so results
+--- do not depend on the schedule. All ranks of the group call it.
 --- ```lua
 --- local function in_turn(view)
 ---   local placement, actions = {}, {}
@@ -118,8 +119,9 @@
 --- Makes a schedule for `ms.pipeline`, also of a function, a ready-made one's name, or a file. With
 --- `every`, plan is asked again with measured times, means over the ranks. All ranks must answer
 --- alike, with the placement of the first answer; results keep their bits. A Lua file returns what
---- this gives, or a function(options) that does. `moonshard run --watch` reads a changed file on all
---- ranks before the same step; if its table cannot run, a warning says why, and the old one stays.
+--- this gives, or a function(options) that does. `moonshard run --watch` reads a changed file on
+--- all ranks before the same step; if its table cannot run, a warning says why, and the old one
+--- stays.
 --- ```lua
 --- local chunk = ms.nn.Linear(4, 4)
 --- local seen = 0

@@ -433,8 +433,9 @@
 --- ids --> { 1, 0 }
 --- ```
 ---@field topk fun(self, k: integer, dim?: integer): ms.Tensor, ms.Tensor
---- All values along dim (the last dimension unless given) in ascending order, and their i64 indices.
---- Equal values stay in their order, also where descending is true. NaN counts as the greatest.
+--- All values along dim (the last dimension unless given) in ascending order, and their i64
+--- indices. Equal values stay in their order, also where descending is true. NaN counts as the
+--- greatest.
 --- ```lua
 --- local values, ids = ms.tensor({ 3, 9, 1 }):sort()
 --- values --> { 1, 3, 9 }
@@ -642,9 +643,9 @@
 --- positions: i64 [batch, time], the place of each token in its document: query i sees keys from
 --- offset + i - positions[i] on; each is within 0 .. i, or 0 or more with an offset; another value
 --- is an error of the task. lse = true: a second result, f32 [batch, heads, time]: the logarithm of
---- the sum of the exponentials of the scores. Attention over several parts of the keys is the sum of
---- their results times (lse - logsumexp of all lse):exp(). A query that sees no key has the result
---- 0, lse -inf, and no gradient.
+--- the sum of the exponentials of the scores. Attention over several parts of the keys is the sum
+--- of their results times (lse - logsumexp of all lse):exp(). A query that sees no key has the
+--- result 0, lse -inf, and no gradient.
 --- ```lua
 --- local x = ms.ones { 1, 2, 3, 4 }
 --- x:attention(x, x):shape() --> { 1, 2, 3, 4 }

@@ -27,8 +27,8 @@ local function group_of(from, params, lr)
   return group
 end
 
----@param options { model: ms.Module, recipe?: ms.Optimizer }
----@param own? { lr?: number, others_lr?: number, is_apart?: fun(p: ms.Parameter): boolean }
+---@param options ms.OptimizerFile
+---@param own? ms.MatrixOptions
 ---@return ms.ParamGroup[]
 function matrices.groups(options, own)
   options_of.argument("scripts.matrices", "options", options, "table")
