@@ -3,7 +3,7 @@ local core = require "moonshard.core"
 local log = require "moonshard.base.log"
 local ownership = require "moonshard.base.ownership"
 
-local BYTES = { f32 = 4, f16 = 2, bf16 = 2, u8 = 1 }
+local BYTES = require "moonshard.base.dtype_bytes"
 
 local function size_of(bytes)
   if bytes < 1 << 10 then return ("%d bytes"):format(bytes) end

@@ -1,4 +1,4 @@
--- The dtype of a run's autocast where the recipe leaves it to the machine: dtype = "auto".
+-- The dtype of a run's autocast, also where the recipe leaves it to the machine: dtype = "auto".
 local core = require "moonshard.core"
 require "moonshard.parallel.group"                -- methods of the world
 local launch = require "moonshard.base.launch"
@@ -35,6 +35,19 @@ function dtype.settle(asked, saved)
   local chosen = able == world:size() and "bf16" or "f32"
   table.insert(launch.assumptions, ("dtype %s: %s"):format(chosen, why))
   return chosen, why
+end
+
+--- f(), with the autocast and the attention that the options of a training ask for.
+---@param o ms.TrainOptions settled
+---@param f function
+---@return any ...
+function dtype.run(o, f)
+  local function how()
+    if o.dtype == "f32" then return f() end
+    return core.autocast(o.dtype, f, { emulate = o.emulate })
+  end
+  if o.attention == "fast" then return core.attention("fast", how) end
+  return how()
 end
 
 return dtype

@@ -8,6 +8,7 @@ local log = require "moonshard.base.log"
 local LanguageModel = require "moonshard.nn.language_model"
 local module = require "moonshard.nn.module"
 local replicas = require "moonshard.parallel.replicas"
+local dtype_bytes = require "moonshard.base.dtype_bytes"
 local dtypes = require "moonshard.train.dtype"
 local length = require "moonshard.train.length"
 local stages = require "moonshard.train.stages"
@@ -78,13 +79,7 @@ local function pass(self, x, y, positions, wants_outputs)
     if o.loss then return o.loss(o.model, x, y, positions) end
     return default_loss(o.model, x, y, positions, wants_outputs)
   end
-  local function in_dtype()
-    if o.dtype == "f32" then return loss_of() end
-    return core.autocast(o.dtype, loss_of, { emulate = o.emulate })
-  end
-  local loss, outputs, weight
-  if o.attention == "fast" then loss, outputs, weight = core.attention("fast", in_dtype)
-  else loss, outputs, weight = in_dtype() end
+  local loss, outputs, weight = dtypes.run(o, loss_of)
   if not core.is_tensor(loss) then
     core.raise("train: the function loss must return a tensor of one element, not " .. type(loss))
   end
@@ -118,8 +113,7 @@ end
 -- peak.
 local function note_parts(self)
   if not launch.checking or core.memory().offload_peak > 0 then return end
-  local BYTES <const> = { f32 = 4, i64 = 8, i32 = 4, u8 = 1, bool = 1 }
-  local function bytes(t) return t:numel() * (BYTES[t:dtype()] or 2) end
+  local function bytes(t) return t:numel() * dtype_bytes[t:dtype()] end
   local parameters, gradients, states = 0, 0, 0
   for _, p in ipairs(self.parameters) do
     parameters = parameters + bytes(p)

@@ -1,6 +1,7 @@
 -- Training over a pipeline (ms.pipeline): its step is forward and backward of all microbatches, and
 -- its loss is that of all ranks.
 local core = require "moonshard.core"
+local dtypes = require "moonshard.train.dtype"
 
 local stages = {}
 
@@ -27,27 +28,18 @@ function stages.check(o)
   end
 end
 
-local function in_dtype(o, f)
-  local function how()
-    if o.dtype == "f32" then return f() end
-    return core.autocast(o.dtype, f, { emulate = o.emulate })
-  end
-  if o.attention == "fast" then return core.attention("fast", how) end
-  return how()
-end
-
 --- Forward and backward of a step; the mean loss, the same on all ranks.
 ---@param o ms.TrainOptions
 ---@return ms.Tensor
 function stages.step(o, x, y, positions)
-  return in_dtype(o, function() return o.pipeline:step(x, y, positions) end)
+  return dtypes.run(o, function() return o.pipeline:step(x, y, positions) end)
 end
 
 --- The loss of a validation batch.
 ---@param o ms.TrainOptions
 ---@return ms.Tensor
 function stages.eval(o, x, y, positions)
-  return in_dtype(o, function() return o.pipeline:eval(x, y, positions) end)
+  return dtypes.run(o, function() return o.pipeline:eval(x, y, positions) end)
 end
 
 --- Puts the chunks of this rank into the mode of training, or of evaluation.

@@ -20,7 +20,7 @@ local cases = {}
 ---@field flops? number               of products: then these count and not the bytes
 ---@field is_long? boolean            the host enqueues many tasks
 
-local BYTES = { f32 = 4, bf16 = 2, f16 = 2, i64 = 8, i32 = 4, u16 = 2, u8 = 1, bool = 1 }
+local BYTES = require "moonshard.base.dtype_bytes"
 
 -- The bytes of tensors.
 local function bytes(...)

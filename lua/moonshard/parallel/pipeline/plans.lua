@@ -7,6 +7,7 @@
 -- ranks take it, or none does.
 local actions = require "moonshard.parallel.pipeline.actions"
 local core = require "moonshard.core"
+local dtype_bytes = require "moonshard.base.dtype_bytes"
 local made_by = require "moonshard.scripts.made_by"
 local options_of = require "moonshard.base.options"
 local planners = require "moonshard.parallel.planner"
@@ -116,7 +117,6 @@ options_of.methods(Schedule, "a schedule")
 ------------------------------------------------------------------------------------------ measuring
 
 local KINDS <const> = { "F", "B", "I", "W" }
-local SIZE <const> = { f32 = 4, bf16 = 2, f16 = 2, i64 = 8, i32 = 4, u16 = 2, u8 = 1, bool = 1 }
 -- Numbers of a chunk: nanoseconds of each kind, bytes that go in, bytes that are kept.
 local COUNT <const> = #KINDS + 2
 
@@ -144,7 +144,7 @@ function plans.measured(meter, action, inputs, f)
   if inputs then
     core.collect()
     own.kept, own.input = own.kept + math.max(0, core.memory().live - live), 0
-    for _, t in ipairs(inputs) do own.input = own.input + t:numel() * SIZE[t:dtype()] end
+    for _, t in ipairs(inputs) do own.input = own.input + t:numel() * dtype_bytes[t:dtype()] end
   end
 end
 
