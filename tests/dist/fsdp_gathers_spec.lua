@@ -7,7 +7,7 @@ describe("what travels in fsdp's gathers", function()
   before_each(function() folder = command.folder() end)
   after_each(function() command.remove(folder) end)
 
-  for _, ranks in ipairs { "1", "2", "3 --thread-ranks" } do
+  for _, ranks in ipairs(command.some(2, { "2", "1", "3 --thread-ranks" })) do
     it("is what before_gather gives, on " .. ranks, function()
       command.on_ranks("fsdp_gathers", ranks)
     end)

@@ -2,7 +2,7 @@
 local command = require "command"
 
 describe("a parameter that no rank has used", function()
-  for _, ranks in ipairs { "1", "2", "4 --thread-ranks" } do
+  for _, ranks in ipairs(command.some(2, { "2", "1", "4 --thread-ranks" })) do
     it("has no gradient under fsdp, on " .. ranks, function()
       command.on_ranks("fsdp_nil", ranks)
     end)

@@ -2,7 +2,7 @@
 local command = require "command"
 
 describe("a penalty on the weights of a sharded model", function()
-  for _, ranks in ipairs { "1", "2", "4 --thread-ranks" } do
+  for _, ranks in ipairs(command.some(2, { "2", "1", "4 --thread-ranks" })) do
     it("is trained as under ddp, on " .. ranks, function()
       command.on_ranks("fsdp_outer", ranks)
     end)

@@ -3,7 +3,7 @@
 local command = require "command"
 
 describe("fsdp's precision", function()
-  for _, ranks in ipairs { "1", "3 --thread-ranks", "4", command.full and "2" or nil } do
+  for _, ranks in ipairs(command.some(2, { "2", "1", "3 --thread-ranks", "4" })) do
     it("gives the bits of casts by hand on " .. ranks, function()
       command.on_ranks("fsdp_precision", ranks)
     end)

@@ -7,7 +7,7 @@ describe("fsdp's precision of a unit", function()
   before_each(function() folder = command.folder() end)
   after_each(function() command.remove(folder) end)
 
-  for _, ranks in ipairs { "1", "3 --thread-ranks", "4", command.full and "2" or nil } do
+  for _, ranks in ipairs(command.some(2, { "2", "1", "3 --thread-ranks", "4" })) do
     it("gives the bits of casts by hand on " .. ranks, function()
       command.on_ranks("fsdp_units", ranks, ("folder='%s'"):format(folder))
     end)

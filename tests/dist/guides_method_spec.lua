@@ -7,7 +7,7 @@ local guide = require "guide"
 local TINY <const> = "steps=3 data=CHANGELOG.md length=16 batch=4 model.layers=1 model.width=32 \z
   model.heads=2 every.sample=0"
 local SMALL <const> = {
-  ["steps=200"] = TINY, ["bench hooks"] = "bench hooks --steps 1 --links none",
+  ["steps=200"] = TINY, ["bench hooks"] = "bench hooks --steps 1 --width 64 --batch 1 --links none",
 }
 
 describe("the guide to a method from a paper", function()

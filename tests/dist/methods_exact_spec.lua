@@ -12,14 +12,17 @@ describe("a link that sends each rank its own part", function()
   }
   for what, layouts in ms.sorted_pairs(cases) do
     it("gives the known result: " .. what, function()
+      local jobs = {}
       for _, layout in ipairs(layouts) do
-        local function job(n, more)
-          command.on_ranks("methods_exact", n .. " --thread-ranks",
-            ("source='%s' what=%s layout=%s %s"):format(command.source, what, layout, more or ""))
+        jobs[#jobs + 1] = { 2, layout }
+        jobs[#jobs + 1] = { what == "parts" and 3 or 4, layout }
+        if layout ~= "ddp" and what ~= "feedback" then
+          jobs[#jobs + 1] = { 4, layout .. " hybrid=true" }
         end
-        job(2)
-        job(what == "parts" and 3 or 4)
-        if layout ~= "ddp" and what ~= "feedback" then job(4, "hybrid=true") end
+      end
+      for _, job in ipairs(command.some(2, jobs)) do
+        command.on_ranks("methods_exact", job[1] .. " --thread-ranks",
+          ("source='%s' what=%s layout=%s"):format(command.source, what, job[2]))
       end
     end)
   end
@@ -44,17 +47,24 @@ describe("a method that is resumed", function()
     return out, losses, assert(ms.safetensors.load(("%s/%s/model/model.safetensors"):format(folder,
       name)))
   end
-  for _, options in ipairs {
-    "-n 2 hook=loco hook.reset=4", "-n 2 hook=loco hook.reset=4 shard=full_shard",
-    "-n 2 hook=zeropp shard=full_shard", "-n 4 hook=zeropp hook.ranks=2 shard=full_shard",
-    "-n 2 hook=sdp4bit shard=full_shard", "-n 4 hook=sdp4bit hook.ranks=2 shard=shard_grad_op",
-    "-n 2 hook=onebit_adam hook.warmup=3",
+  local cases = {
+    "-n 2 hook=loco hook.reset=4 shard=full_shard",
+    "-n 4 hook=zeropp hook.ranks=2 shard=full_shard",
+    "-n 4 hook=sdp4bit hook.ranks=2 shard=shard_grad_op", "-n 2 hook=onebit_adam hook.warmup=3",
     "-n 2 hook=HOOKS/powersgd.lua hook.start_step=2", "-n 2 hook=dgc hook.fraction=0.1",
     "-n 2 hook=HOOKS/random_k.lua", "-n 2 hook=int8_all_to_all", "-n 2 hook=demo",
     "-n 2 hook=dion hook.rank=2", "-n 2 local=muloco local.period=3",
-    "-n 2 optimizer=muon shard=full_shard", "-n 2 optimizer=shampoo optimizer.every=3",
+    "-n 2 optimizer=muon shard=full_shard",
     "-n 2 optimizer=shampoo optimizer.every=3 shard=full_shard",
-  } do
+  }
+  -- The same methods in other models.
+  if command.full then
+    table.move({
+      "-n 2 hook=loco hook.reset=4", "-n 2 hook=zeropp shard=full_shard",
+      "-n 2 hook=sdp4bit shard=full_shard", "-n 2 optimizer=shampoo optimizer.every=3",
+    }, 1, 4, #cases + 1, cases)
+  end
+  for _, options in ipairs(cases) do
     it("goes on bit for bit: " .. options, function()
       local _, losses, whole = train(options, "whole")
       local out, later, resumed = train(options .. " resume=whole/step-00000005", "again")

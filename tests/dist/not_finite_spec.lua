@@ -3,7 +3,7 @@
 local command = require "command"
 
 describe("numbers that are not finite", function()
-  for _, ranks in ipairs { "1", "2", "3 --thread-ranks", "4 --thread-ranks" } do
+  for _, ranks in ipairs(command.some(2, { "2", "1", "3 --thread-ranks", "4 --thread-ranks" })) do
     it("are in norms, gradients and metrics of all ranks, on " .. ranks, function()
       command.on_ranks("not_finite", ranks)
     end)

@@ -16,6 +16,7 @@ describe("models of parts", function()
 
   it("are saved as whole tensors, and read by any other grid of ranks", function()
     for i, grid in ipairs(grids) do
+      if not command.full and i % 2 == 1 then goto next end
       local folder = command.folder()
       job(folder, grid, "save")
       job(folder, grid, "resume")
@@ -24,6 +25,7 @@ describe("models of parts", function()
         if same_model and (command.full or (i + k) % 3 == 0) then job(folder, other, "other") end
       end
       command.remove(folder)
+      ::next::
     end
   end)
 end)

@@ -35,6 +35,7 @@ describe("a pipeline", function()
       { "1", "each=4 schedule=interleaved" },
     }
     for i, one in ipairs(jobs) do
+      if not command.full and i > 3 then break end
       local folder = command.folder()
       job(one[1], ("what=saved %s folder='%s'"):format(one[2], folder))
       for k, other in ipairs(jobs) do

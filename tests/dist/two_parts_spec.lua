@@ -3,13 +3,13 @@
 local command = require "command"
 
 describe("a backward in two parts", function()
-  for _, ranks in ipairs { "1", "2", "3 --thread-ranks" } do
+  for _, ranks in ipairs(command.some(2, { "2", "1", "3 --thread-ranks" })) do
     it("trains a ddp model as one does, on " .. ranks, function()
       command.on_ranks("two_parts", ranks, "how=ddp")
     end)
   end
 
-  for _, ranks in ipairs { "1", "2 --thread-ranks", "4" } do
+  for _, ranks in ipairs(command.some(2, { "4", "1", "2 --thread-ranks" })) do
     it("trains a sharded model as one does, on " .. ranks, function()
       command.on_ranks("two_parts", ranks, "how=fsdp")
     end)

@@ -10,6 +10,20 @@ command.short = os.getenv "MOONSHARD_TEST_SHORT" == "1" and not command.full
 -- machine.
 local DEADLINE <const> = 1800
 
+--- Of cases that a test tries one after the other: each `every`-th one, from number `from` on
+--- (default: 1); in long ranges all.
+---@generic T
+---@param every integer
+---@param cases T[]
+---@param from? integer
+---@return T[]
+function command.some(every, cases, from)
+  if command.full then return cases end
+  local list = {}
+  for i = from or 1, #cases, every do list[#list + 1] = cases[i] end
+  return list
+end
+
 --- A new empty folder; remove it with command.remove.
 ---@return string
 function command.folder()
