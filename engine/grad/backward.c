@@ -20,8 +20,9 @@
  * however far. What leads to such a node is on the way itself, so its gradients are complete in the
  * first part, and those of all others come in the rest only. The first part runs the nodes on the
  * way, and delivers along edges that lead to others on the way; the rest delivers along all other
- * edges, from what the first part has kept. Both run the latest node first, so additions have the
- * order of one pass. */
+ * edges, from what the first part has kept. That is the result, or, for a matrix product that is
+ * left to the rest, what the operator needs for it (MS_OP_SPLITS). Both run the latest node first,
+ * so additions have the order of one pass. */
 #include "grad/backward.h"
 
 #include <string.h>
@@ -586,6 +587,7 @@ static ms_tensor *home_for(const ms_pass *pass, const ms_tape_node *node, uint32
 typedef struct ms_call {
     ms_tensor **results, **sums, **homes;
     bool *needs, *later, any_needs, any_later;
+    bool once;       /* of two parts only the first one calls it, for all results */
     uint32_t unread; /* what an operator has said of the rest: ms_op_gradient.unread */
 } ms_call;
 
@@ -594,6 +596,7 @@ typedef struct ms_call {
  */
 static ms_status run_backward(ms_tape_node *node, ms_call *call, bool last)
 {
+    bool splits = call->any_later && !call->once;
     if (node->function)
         return node->function->backward(node->user, node->gradients, call->results, call->needs);
     ms_tensor *saved[MS_OP_SAVED_MAX];
@@ -612,9 +615,9 @@ static ms_status run_backward(ms_tape_node *node, ms_call *call, bool last)
                                 .needs = call->needs,
                                 .sums = call->sums,
                                 .homes = call->homes,
-                                .later = call->any_later ? call->later : NULL,
+                                .later = splits ? call->later : NULL,
                                 .kept = node->kept ? node->kept->tensors : NULL,
-                                .unread = call->any_later ? &call->unread : NULL,
+                                .unread = splits ? &call->unread : NULL,
                                 .last = last };
     ms_dtype autocast = ms_engine_autocast(node->engine);
     if (autocast != MS_F32) ms_engine_set_autocast(node->engine, MS_F32);
@@ -679,16 +682,16 @@ static ms_status make_call(const ms_tape_node *node, ms_tensor **few, bool *few_
 }
 
 /* What this call is asked for: in the first part the results that lead to inputs, in the rest those
- * that the first part has not made. A function is called once: in the first part, for all. */
+ * that the first part has not made. What is called once makes all in the first part. */
 static void plan_call(ms_pass *pass, ms_tape_node *node, ms_call *call)
 {
     bool is_first = pass->part == MS_BACKWARD_INPUTS;
+    call->once = node->function || !(node->op->flags & MS_OP_SPLITS);
     for (uint32_t i = 0; i < node->input_count; i++) {
         const ms_edge *edge = &node->edges[i];
         if (!edge->node || edge->done) continue;
         call->later[i] = is_first && !edge->node->on_way;
-        call->needs[i] = !call->later[i];
-        if (node->function) call->needs[i] = !node->kept;
+        call->needs[i] = call->once ? !node->kept : !call->later[i];
         if (node->kept && node->kept->results[i].tensor) {
             call->results[i] = node->kept->results[i].tensor;
             node->kept->results[i].tensor = NULL;
@@ -741,7 +744,7 @@ static void keep_for_rest(ms_tape_node *node, const ms_call *call)
     ms_tape_node_unexpect(node);
     for (uint32_t i = 0; i < node->input_count; i++)
         if (call->later[i]) {
-            calls_again |= node->op && !call->results[i];
+            calls_again |= !call->once && !call->results[i];
             ms_kept_put_result(node, i, call->results[i]);
             call->results[i] = NULL;
         }
@@ -813,7 +816,8 @@ static ms_status run_call(ms_pass *pass, ms_tape_node *node, ms_call *call, uint
     if (runs && !status) status = check_versions(node);
     /* What backward makes is on "meta" exactly if its gradients are. */
     bool meta = ms_engine_set_meta(engine, any && on_meta(node));
-    if (runs && !status) status = run_backward(node, call, !pass->retain && !call->any_later);
+    if (runs && !status)
+        status = run_backward(node, call, !pass->retain && (!call->any_later || call->once));
     ms_engine_set_meta(engine, meta);
     if (status) {
         for (uint32_t i = 0; i < node->input_count; i++) ms_tensor_release(call->results[i]);

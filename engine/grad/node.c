@@ -1,16 +1,13 @@
 /* node.c: nodes, metas and hooks of the tape: making, holding, freeing.
  *
- * Nodes and metas come from chunks of MS_TAPE_CHUNK and go back to free lists: a step records about
- * as many as the step before, so after the first one the tape hardly allocates. The functions that
- * make things take all memory first and change the graph afterwards; when one fails, the graph is
- * as it was. */
+ * Nodes and metas come from chunks and go back to free lists: a step records about as many as the
+ * step before, so after the first one the tape hardly allocates. The functions that make things
+ * take all memory first and change the graph afterwards; when one fails, the graph is as it was. */
 #include "grad/node.h"
 
 #include <string.h>
 
 #include "grad/rest.h"
-
-#define MS_TAPE_CHUNK 64
 
 /* Called when the engine goes. Nodes and metas are in the chunks, and the lists of waiting calls
  * are empty outside of a backward, so only memory is left to free. */
@@ -41,13 +38,12 @@ ms_status ms_tape_of(ms_engine *engine, ms_tape **out)
     return MS_OK;
 }
 
-/* Memory for many nodes or metas, noted in the tape. Room in the list is made first: a chunk that
- * is not in the list would never be freed. */
-static ms_status chunk_new(ms_tape *tape, ms_context *context, size_t bytes, void **out)
+/* Room in the list is made first: a chunk that is not in the list would never be freed. */
+ms_status ms_tape_chunk(ms_tape *tape, ms_context *context, size_t size, void **out)
 {
     ms_status status = ms_grow(context, (void **)&tape->chunks, &tape->chunk_capacity,
                                tape->chunk_count + 1, sizeof *tape->chunks);
-    if (!status) status = ms_allocate(context, bytes, "tape", out);
+    if (!status) status = ms_allocate(context, MS_TAPE_CHUNK * size, "tape", out);
     if (!status) tape->chunks[tape->chunk_count++] = *out;
     return status;
 }
@@ -64,8 +60,7 @@ static ms_status node_take(ms_engine *engine, ms_tape_node **out)
     if (status) return status;
     if (!tape->unused_nodes) {
         void *chunk = NULL;
-        status = chunk_new(tape, ms_engine_context(engine), MS_TAPE_CHUNK * sizeof(ms_tape_node),
-                           &chunk);
+        status = ms_tape_chunk(tape, ms_engine_context(engine), sizeof(ms_tape_node), &chunk);
         if (status) return status;
         /* Backwards, so that the nodes of a chunk are handed out in order of their addresses. */
         for (int i = MS_TAPE_CHUNK - 1; i >= 0; i--) {
@@ -275,8 +270,7 @@ ms_status ms_meta_of(ms_tensor *tensor, ms_meta **out)
     if (status) return status;
     if (!tape->unused_metas) {
         void *chunk = NULL;
-        status = chunk_new(tape, ms_engine_context(tensor->engine), MS_TAPE_CHUNK * sizeof(ms_meta),
-                           &chunk);
+        status = ms_tape_chunk(tape, ms_engine_context(tensor->engine), sizeof(ms_meta), &chunk);
         if (status) return status;
         for (int i = MS_TAPE_CHUNK - 1; i >= 0; i--) {
             ms_meta *unused = (ms_meta *)chunk + i;

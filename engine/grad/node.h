@@ -7,6 +7,9 @@
 /* The engine's tape, made if there is none. Fails only for want of memory. */
 ms_status ms_tape_of(ms_engine *engine, ms_tape **out);
 
+/* Memory for MS_TAPE_CHUNK structs of this size, zeroed, which the tape frees at its end. */
+ms_status ms_tape_chunk(ms_tape *tape, ms_context *context, size_t size, void **out);
+
 /* A node with room for its arrays and one reference. */
 ms_status ms_tape_node_new(ms_engine *engine, uint32_t inputs, uint32_t outputs,
                            ms_tape_node **out);

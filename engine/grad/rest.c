@@ -6,6 +6,8 @@
 
 #include <string.h>
 
+#include "grad/node.h"
+
 /* ------------------------------------------------------------------- records */
 
 /* Leaves are retained by the graph's accumulators, too; the record's own references make it safe to
@@ -189,17 +191,33 @@ ms_status ms_rest_check_inputs(ms_engine *engine, ms_tensor *const *inputs, uint
 
 /* ------------------------------------------------------------- between parts */
 
-/* One allocation: the struct, the gradients, and after them the results. */
+/* Unused structs for the tape. */
+static ms_status more_kept(ms_engine *engine, ms_tape *tape)
+{
+    void *chunk = NULL;
+    ms_status status = ms_tape_chunk(tape, ms_engine_context(engine), sizeof(ms_kept), &chunk);
+    for (size_t i = 0; i < MS_TAPE_CHUNK && !status; i++) {
+        ms_kept *unused = (ms_kept *)chunk + i;
+        unused->next = tape->unused_kept;
+        tape->unused_kept = unused;
+    }
+    return status;
+}
+
 ms_status ms_kept_new(ms_tape_node *node)
 {
-    void *memory = NULL;
-    size_t gradients = node->output_count * sizeof(ms_saved),
-           results = node->input_count * sizeof(ms_saved);
-    ms_status status = ms_allocate(ms_engine_context(node->engine),
-                                   sizeof(ms_kept) + gradients + results, "backward", &memory);
+    ms_tape *tape = ms_engine_get(node->engine, MS_SLOT_GRAD);
+    size_t count = (size_t)node->output_count + node->input_count;
+    void *many = NULL;
+    ms_status status = tape->unused_kept ? MS_OK : more_kept(node->engine, tape);
+    if (!status && count > sizeof tape->unused_kept->own / sizeof *tape->unused_kept->own)
+        status = ms_allocate(ms_engine_context(node->engine), count * sizeof(ms_saved), "backward",
+                             &many);
     if (status) return status;
-    ms_kept *kept = memory;
-    kept->gradients = (ms_saved *)(void *)(kept + 1);
+    ms_kept *kept = tape->unused_kept;
+    tape->unused_kept = kept->next;
+    memset(kept, 0, sizeof *kept);
+    kept->gradients = many ? many : kept->own;
     kept->results = kept->gradients + node->output_count;
     node->kept = kept;
     return MS_OK;
@@ -250,7 +268,10 @@ void ms_kept_free(ms_tape_node *node)
     for (uint32_t o = 0; o < node->output_count; o++) ms_tensor_release(kept->gradients[o].tensor);
     for (uint32_t i = 0; i < node->input_count; i++) ms_tensor_release(kept->results[i].tensor);
     for (uint32_t i = 0; i < MS_OP_KEPT_MAX; i++) ms_tensor_release(kept->tensors[i]);
-    ms_release(ms_engine_context(node->engine), kept);
+    if (kept->gradients != kept->own) ms_release(ms_engine_context(node->engine), kept->gradients);
+    ms_tape *tape = ms_engine_get(node->engine, MS_SLOT_GRAD);
+    kept->next = tape->unused_kept;
+    tape->unused_kept = kept;
     node->kept = NULL;
 }
 

@@ -54,21 +54,23 @@ typedef struct ms_saved {
     uint64_t version;
 } ms_saved;
 
+/* What fits into a node without memory of its own: enough for every operator but cat, stack and
+ * split. A training step can record thousands of nodes, so the usual one costs no allocation. */
+#define MS_NODE_INPUTS 4
+#define MS_NODE_OUTPUTS 3
+
 /* A first part of a backward whose rest is to come: rest.c. */
 typedef struct ms_rest ms_rest;
 /* What a node keeps between the two parts, and not at other times. */
 typedef struct ms_kept {
     /* Of each output what has arrived, and of each input what the first part has made and not
-     * delivered; tensor NULL: nothing. */
+     * delivered; tensor NULL: nothing. One array: results come after gradients. */
     ms_saved *gradients, *results;
-    ms_tensor *tensors[MS_OP_KEPT_MAX]; /* the operator's: ms_op_gradient.kept */
-    uint32_t unread;                    /* which of `saved` the rest does not read */
+    ms_tensor *tensors[MS_OP_KEPT_MAX];             /* the operator's: ms_op_gradient.kept */
+    uint32_t unread;                                /* which of `saved` the rest does not read */
+    struct ms_kept *next;                           /* list of unused ones */
+    ms_saved own[MS_NODE_INPUTS + MS_NODE_OUTPUTS]; /* the array, unless it is larger */
 } ms_kept;
-
-/* What fits into a node without memory of its own: enough for every operator but cat, stack and
- * split. A training step can record thousands of nodes, so the usual one costs no allocation. */
-#define MS_NODE_INPUTS 4
-#define MS_NODE_OUTPUTS 3
 
 /* One recorded call. It is an operator's (op), a function's (function and user), or the accumulator
  * of a leaf (leaf), which adds what arrives to the leaf's gradient. It is referenced by the metas
@@ -163,9 +165,10 @@ typedef struct ms_at_end {
     bool of_part;
 } ms_at_end;
 
-/* The tape of an engine (MS_SLOT_GRAD), made at first use. Nodes and metas are taken from chunks
- * and given back to the lists unused_nodes and unused_metas; the chunks are freed with the engine
- * only. */
+/* The tape of an engine (MS_SLOT_GRAD), made at first use. Nodes, metas and what nodes keep are
+ * taken from chunks of MS_TAPE_CHUNK and given back to lists of unused ones; the chunks are freed
+ * with the engine only. */
+#define MS_TAPE_CHUNK 64
 typedef struct ms_tape {
     bool paused;           /* recording is off */
     ms_captures *captures; /* of the recomputed function whose first run is on, or NULL */
@@ -178,7 +181,8 @@ typedef struct ms_tape {
     uint64_t rests; /* first parts whose rest is to come */
     ms_tape_node *unused_nodes;
     ms_meta *unused_metas;
-    void **chunks; /* memory of nodes and metas */
+    ms_kept *unused_kept;
+    void **chunks;
     size_t chunk_count, chunk_capacity;
 } ms_tape;
 

@@ -234,6 +234,7 @@ static ms_status conv2d_backward(ms_op_gradient *gradient)
 }
 
 const ms_op ms_op_conv2d = { .name = "conv2d",
+                             .flags = MS_OP_SPLITS,
                              .forward = conv2d_forward,
                              .backward = conv2d_backward,
                              .inputs_min = 2,

@@ -448,21 +448,6 @@ static ms_status backward_part(const ms_op_gradient *gradient, const elementwise
                               gradient->outputs[0].dims, gradient->outputs[0].shape, out);
 }
 
-/* What the second part of a backward reads: the operands of the gradients that are left. */
-static void note_reads(const ms_op_gradient *gradient, const elementwise_rule *rule)
-{
-    uint32_t reads = 0;
-    if (!gradient->later) return;
-    for (uint32_t i = 0; i < gradient->input_count; i++)
-        for (uint32_t k = 0; k < 3 && gradient->later[i]; k++) {
-            uint32_t which = rule->backward[i].operands[k];
-            if (which == NONE) break;
-            if (which >= S0 && which <= S2) reads |= 1u << (which - S0);
-        }
-    for (uint32_t k = 0; k < gradient->saved_count; k++)
-        ms_op_reads_later(gradient, k, reads >> k & 1);
-}
-
 /* Backward of every elementwise operator. Each needed gradient is computed in the result's shape,
  * summed over the dimensions along which the input was broadcast, and cast to the input's dtype.
  * After an error no result is left. A needed input always has a part in its rule; a bool mask never
@@ -482,7 +467,6 @@ static ms_status run_backward(ms_op_gradient *gradient, const elementwise_rule *
         ms_tensor_release(summed);
         ms_tensor_release(full);
     }
-    note_reads(gradient, rule);
     for (uint32_t i = 0; i < gradient->input_count && status; i++) {
         ms_tensor_release(gradient->results[i]);
         gradient->results[i] = NULL;

@@ -644,11 +644,13 @@ static ms_status linear_backward(ms_op_gradient *gradient)
 }
 
 const ms_op ms_op_linear = { .name = "linear",
+                             .flags = MS_OP_SPLITS,
                              .forward = linear_forward,
                              .backward = linear_backward,
                              .inputs_min = 2,
                              .inputs_max = 3 };
 const ms_op ms_op_linear_t = { .name = "linear_t",
+                               .flags = MS_OP_SPLITS,
                                .forward = linear_forward,
                                .backward = linear_backward,
                                .inputs_min = 2,

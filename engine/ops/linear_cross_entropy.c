@@ -294,6 +294,7 @@ static ms_status linear_cross_entropy_backward(ms_op_gradient *gradient)
 }
 
 const ms_op ms_op_linear_cross_entropy = { .name = "linear_cross_entropy",
+                                           .flags = MS_OP_SPLITS,
                                            .forward = linear_cross_entropy_forward,
                                            .backward = linear_cross_entropy_backward,
                                            .inputs_min = INPUTS,

@@ -561,6 +561,7 @@ static ms_status matmul_backward(ms_op_gradient *gradient)
 }
 
 const ms_op ms_op_matmul = { .name = "matmul",
+                             .flags = MS_OP_SPLITS,
                              .forward = matmul_forward,
                              .backward = matmul_backward,
                              .inputs_min = 2,

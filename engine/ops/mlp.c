@@ -233,11 +233,13 @@ static ms_status mlp_backward(ms_op_gradient *gradient)
 }
 
 const ms_op ms_op_mlp = { .name = "mlp",
+                          .flags = MS_OP_SPLITS,
                           .forward = mlp_forward,
                           .backward = mlp_backward,
                           .inputs_min = 2,
                           .inputs_max = INPUTS };
 const ms_op ms_op_mlp_t = { .name = "mlp_t",
+                            .flags = MS_OP_SPLITS,
                             .forward = mlp_forward,
                             .backward = mlp_backward,
                             .inputs_min = 2,

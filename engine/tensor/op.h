@@ -72,12 +72,12 @@ typedef struct ms_op_gradient {
      * dtype that backward may write; it then returns the same tensor, retained, as the result. See
      * ms_op_result. The array may be NULL. */
     ms_tensor *const *homes;
-    /* Of a backward in two parts, which calls backward twice. In the first call later[i] says that
-     * result i is left to the second one. No matrix product may run in both: backward puts what
-     * both need into kept[], owned by the node from then on. It may also fill results[i] where
-     * later[i], which the tape then keeps and delivers: what one task makes, or one of two
-     * products that share their work. In the second call later is NULL, needs has what is still
-     * missing, and kept[] is what the first has put there. In a backward of one part both are
+    /* Of a backward in two parts, which calls backward twice if the operator has MS_OP_SPLITS. In
+     * the first call later[i] says that result i is left to the second one. No matrix product may
+     * run in both: backward puts what both need into kept[], owned by the node from then on. It may
+     * also fill results[i] where later[i], which the tape then keeps and delivers: what one task
+     * makes, or one of two products that share their work. In the second call later is NULL, needs
+     * has what is still missing, and kept[] is what the first has put there. Otherwise both are
      * NULL. Both calls together must give the bits of one. */
     const bool *later;
     ms_tensor **kept; /* MS_OP_KEPT_MAX */
@@ -128,7 +128,12 @@ enum {
     MS_OP_PARTS = 256,
     MS_OP_OVER_PARTS = 512,
     /* Under autocast the result of 16 bits is f32: see ms_autocast_wide. */
-    MS_OP_WIDE = 1024
+    MS_OP_WIDE = 1024,
+    /* Has matrix products, some of which a backward in two parts leaves to the second one. Other
+     * operators are called once, in the first part, for all results: to read the gradient again
+     * later would take more time than to compute a result while it is in the cache, and what is
+     * kept until then, the results, is mostly smaller than the gradient and what forward saved. */
+    MS_OP_SPLITS = 2048
 };
 
 /* The facts of an operator. outputs are as many as the call asks for; operators with a variable

@@ -31,11 +31,13 @@
  *   error.
  * - A backward may run in two parts: ms_backward_inputs gives gradients to some leaves, the inputs,
  *   and ms_backward_rest to all others. Gradients have the bits of one backward. Each operator
- *   delivers each result in one part only, and no matrix product runs twice. A node of which some
- *   results are left keeps its incoming gradients and what it saved. Both are checked for writes
- *   when the rest begins. Between the parts the graph serves no other backward. Dropping it frees
- *   all that is kept. Hooks run in the part in which their gradient is complete: those of
- *   parameters, which reduce and step, in the rest. So do calls of ms_backward_at_end. */
+ *   delivers each result in one part only. Matrix products of the rest run in it, each once; other
+ *   operators compute all of their results in the first part, and those of the rest are kept. A
+ *   node of which a product is left keeps its incoming gradients and what it saved. All that is
+ *   kept is checked for writes when the rest begins. Between the parts the graph serves no other
+ *   backward. Dropping it frees all that is kept. Hooks run in the part in which their gradient is
+ *   complete: those of parameters, which reduce and step, in the rest. So do calls of
+ *   ms_backward_at_end. */
 #ifndef MOONSHARD_GRAD_H
 #define MOONSHARD_GRAD_H
 

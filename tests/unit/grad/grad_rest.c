@@ -294,30 +294,89 @@ static void parts_out_of_order_are_refused(void **state)
     ms_engine_free(engine);
 }
 
-/* A write of what forward saved, and of the gradient that came from outside. */
+/* A tensor [1, 1]. */
+static ms_status one_number(ms_engine *engine, float value, bool requires_grad, ms_tensor **out)
+{
+    const int64_t shape[] = { 1, 1 };
+    ms_status status = ms_tensor_new(engine, MS_F32, 2, shape, out);
+    if (!status) status = ms_tensor_write(*out, &value, sizeof value);
+    return status ? status : ms_tensor_set_requires_grad(*out, requires_grad);
+}
+
+/* A product of matrices, whose second gradient is computed in the rest. */
+typedef struct matrices {
+    ms_tensor *x, *w, *result, *given;
+} matrices;
+
+static matrices make_product(ms_engine *engine)
+{
+    matrices p = { 0 };
+    OK(one_number(engine, 3, true, &p.x));
+    OK(one_number(engine, 5, true, &p.w));
+    OK(one_number(engine, 2, false, &p.given));
+    OK(apply(engine, &ms_op_matmul, p.x, p.w, &p.result));
+    return p;
+}
+
+static void drop_product(matrices *p) { release(&p->x, 4); }
+
+static ms_status write_anew(ms_engine *engine, ms_tensor *tensor)
+{
+    bool recording = ms_engine_set_recording(engine, false);
+    ms_status status = multiply_in_place(engine, tensor, tensor);
+    ms_engine_set_recording(engine, recording);
+    return status;
+}
+
+/* A write of what forward saved for the rest, and of the gradient that came from outside, also
+ * where it is itself the gradient that is kept: that of a term of a sum. */
 static void writes_between_the_parts_are_noticed(void **state)
 {
     (void)state;
-    for (int of_gradient = 0; of_gradient < 2; of_gradient++) {
+    static const char *const says[] = { "that was written in place since, by mul",
+                                        "was written since the backward with inputs, by mul",
+                                        "was written since the backward with inputs, by mul" };
+    for (int what = 0; what < 3; what++) {
         ms_engine *engine = make_engine(NULL);
-        ms_tensor *given = NULL;
+        matrices p = make_product(engine);
         graph g = make_graph(engine);
+        ms_tensor *given = NULL;
         OK(vector(engine, 1, 1, false, &given));
-        OK(ms_backward_inputs(engine, &g.again, &given, 1, &g.x, 1));
-        assert_gradient(g.x, 25, 49);
-        ms_tensor *write = of_gradient ? given : g.x;
-        bool recording = ms_engine_set_recording(engine, false);
-        OK(multiply_in_place(engine, write, g.b));
-        ms_engine_set_recording(engine, recording);
-        assert_int_equal(ms_backward_rest(engine, &g.again, 1), MS_ERROR_STATE);
-        assert_message(engine, of_gradient ? "was written since the backward with inputs, by mul"
-                                           : "that was written in place since, by mul");
+        if (what < 2) OK(ms_backward_inputs(engine, &p.result, &p.given, 1, &p.x, 1));
+        else OK(ms_backward_inputs(engine, &g.sum, &given, 1, &g.x, 1));
+        OK(write_anew(engine, what == 0 ? p.x : what == 1 ? p.given : given));
+        assert_int_equal(ms_backward_rest(engine, what < 2 ? &p.result : &g.sum, 1),
+                         MS_ERROR_STATE);
+        assert_message(engine, says[what]);
+        assert_null(ms_tensor_grad(p.w));
         assert_null(ms_tensor_grad(g.w));
         ms_tensor_release(given);
+        drop_product(&p);
         drop_graph(&g);
         assert_int_equal(ms_engine_memory(engine).live, 0);
         ms_engine_free(engine);
     }
+}
+
+/* Elementwise operators have computed all in the first part, and hold nothing that they saved. */
+static void what_the_rest_does_not_read_may_be_written(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine(NULL);
+    graph g = make_graph(engine);
+    ms_tensor *given = NULL;
+    OK(vector(engine, 1, 1, false, &given));
+    OK(ms_backward_inputs(engine, &g.again, &given, 1, &g.x, 1));
+    assert_gradient(g.x, 25, 49);
+    OK(write_anew(engine, g.x));
+    OK(write_anew(engine, given));
+    OK(ms_backward_rest(engine, &g.again, 1));
+    assert_gradient(g.w, 31, -26);
+    assert_gradient(g.b, 5, 7);
+    ms_tensor_release(given);
+    drop_graph(&g);
+    assert_int_equal(ms_engine_memory(engine).live, 0);
+    ms_engine_free(engine);
 }
 
 static ms_status doubled(void *user, ms_tensor *const *inputs, uint32_t input_count,
@@ -400,17 +459,17 @@ static ms_status wait_to_write(void *user, ms_tensor *leaf)
     return ms_backward_when_unread(user, &leaf, 1, do_nothing, NULL, NULL);
 }
 
-/* x w w: the rest reads w. */
+/* The rest reads x, for the gradient of w. */
 static void a_step_that_would_wait_for_the_rest_is_refused(void **state)
 {
     (void)state;
     ms_engine *engine = make_engine(NULL);
     uint64_t id;
-    graph g = make_graph(engine);
-    OK(ms_tensor_on_accumulated(g.x, wait_to_write, engine, NULL, &id));
-    assert_int_equal(ms_backward_inputs(engine, &g.loss, NULL, 1, &g.x, 1), MS_ERROR_STATE);
+    matrices p = make_product(engine);
+    OK(ms_tensor_on_accumulated(p.x, wait_to_write, engine, NULL, &id));
+    assert_int_equal(ms_backward_inputs(engine, &p.result, &p.given, 1, &p.x, 1), MS_ERROR_STATE);
     assert_message(engine, "a step in backward of an input");
-    drop_graph(&g);
+    drop_product(&p);
     ms_engine_free(engine);
 }
 
@@ -741,6 +800,7 @@ int main(void)
         cmocka_unit_test(what_is_no_input_is_named),
         cmocka_unit_test(parts_out_of_order_are_refused),
         cmocka_unit_test(writes_between_the_parts_are_noticed),
+        cmocka_unit_test(what_the_rest_does_not_read_may_be_written),
         cmocka_unit_test(what_is_recomputed_runs_in_the_rest_only),
         cmocka_unit_test(a_part_that_fails_loses_the_graph),
         cmocka_unit_test(a_step_that_would_wait_for_the_rest_is_refused),
