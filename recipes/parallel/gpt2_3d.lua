@@ -18,6 +18,7 @@ local cfg = ms.config {
     "1f1b", help = "gpipe, 1f1b, interleaved, zb_h1, zbv, or a table of PyTorch: FILE.csv",
   },
   microbatches = { 4, help = "parts of a batch, which go through the chunks one after the other" },
+  sequence     = { false, help = "outside of cut layers, activations are cut over time" },
   recompute    = { false, help = "run blocks again in backward, which keep only their input" },
   steps        = { 300, help = "optimizer steps" },
   batch        = { 16, help = "sequences of a step, over all data ranks" },
@@ -82,6 +83,8 @@ check(HEADS % TENSOR == 0, "%d tensor ranks do not divide %d heads", TENSOR, HEA
 check(LAYERS >= CHUNKS, "%d chunks need as many blocks, not %d", CHUNKS, LAYERS)
 check(cfg.length <= whole.options.context, "length = %d: the weights have %d positions",
   cfg.length, whole.options.context)
+check(not cfg.sequence or cfg.length % TENSOR == 0,
+  "sequence: %d tensor ranks do not divide a length of %d", TENSOR, cfg.length)
 
 -- The numbers of a stage's chunks, from 0, in their order: those that its row of a table has; in a
 -- V the last stages have the middle; else chunks go round.
@@ -107,15 +110,23 @@ end
 
 ------------------------------------------------------------------------------------------- layers
 
--- The conjugate pair around layers that are cut: see README.md.
-local enter = ms.custom {
+-- The conjugate pair around layers that are cut, or with `sequence` the other one: see README.md.
+-- Time is the first dimension of activations, since that is what these join and cut.
+local copy_to = ms.custom {
   forward = function(x) return x end,
   backward = function(d) return tensor:all_reduce(d):value() end,
 }
-local leave = ms.custom {
+local reduce_from = ms.custom {
   forward = function(x) return tensor:all_reduce(x):value() end,
   backward = function(d) return d end,
 }
+local enter, leave = copy_to, reduce_from
+if cfg.sequence then
+  enter = function(x) return tensor:all_gather(x):value() end
+  leave = function(x) return tensor:reduce_scatter(x):value() end
+end
+-- What ranks hold alike is dropped alike; times that one rank has alone are not.
+local alike = not cfg.sequence and { group = rest } or nil
 
 -- GPT-2's weights are [inputs, outputs]. Columns: each rank has some of the outputs, in each of so
 -- many blocks of them (queries, keys, values). Rows: each rank has the inputs that its columns
@@ -130,8 +141,7 @@ local function cut_rows(layer) nn.split(layer.weight, tensor, { dim = 1, whole =
 local function columns(layer, x) return x:linear_t(layer.weight, layer.bias) end
 local function rows(layer, x) return leave(x:linear_t(layer.weight)) + layer.bias end
 
--- A block with the parts of one of nn.gpt2, which it cuts. The ranks of a tensor group hold the
--- same activations outside of them, and drop the same.
+-- A block with the parts of one of nn.gpt2, which it cuts.
 local Block = nn.class "Block"
 function Block:init(one)
   for _, name in ipairs { "ln_1", "attn", "ln_2", "mlp" } do
@@ -141,18 +151,18 @@ function Block:init(one)
   cut_rows(self.attn.c_proj)
   cut_columns(self.mlp.c_fc, 1)
   cut_rows(self.mlp.c_proj)
-  self.drop = nn.Dropout(cfg.dropout, { group = rest })
+  self.drop = nn.Dropout(cfg.dropout, alike)
 end
 
 function Block:attention(x)
-  local batch, time = x:size(1), x:size(2)
+  local time, batch = x:size(1), x:size(2)
   local qkv = columns(self.attn.c_attn, x):chunk(3, 3)
-  for i = 1, 3 do qkv[i] = qkv[i]:view(batch, time, -1, WIDTH // HEADS):transpose(2, 3) end
-  local joined = qkv[1]:attention(qkv[2], qkv[3]):transpose(2, 3)
-  return rows(self.attn.c_proj, joined:reshape(batch, time, -1))
+  for i = 1, 3 do qkv[i] = qkv[i]:view(time, batch, -1, WIDTH // HEADS):permute(2, 3, 1, 4) end
+  local joined = qkv[1]:attention(qkv[2], qkv[3]):permute(3, 1, 2, 4)
+  return rows(self.attn.c_proj, joined:reshape(time, batch, -1))
 end
 
-function Block:forward(x) -- [batch, time, width]
+function Block:forward(x) -- [time, batch, width]
   x = x + self.drop(self:attention(enter(self.ln_1(x))))
   return x + self.drop(rows(self.mlp.c_proj, columns(self.mlp.c_fc, enter(self.ln_2(x))):gelu()))
 end
@@ -176,25 +186,27 @@ local function embed(weight, tokens)
 end
 
 local function cross_entropy(logits, targets) -- see tensor.lua
-  logits = logits:to "f32"
+  logits, targets = logits:to "f32", targets:t()
   local real = math.max(0, math.min(SHARE, VOCAB - FIRST))
   if real < SHARE then logits = logits:masked_fill(ms.arange(0, SHARE - 1):ge(real), -math.huge) end
   local top = ms.no_grad(function()
     return tensor:all_reduce(logits:max(3, true), "max"):value()
   end)
   logits = logits - top
-  local sum = leave(logits:exp():sum(3))
+  local sum = reduce_from(logits:exp():sum(3))
   local column, is_own = own_row(targets)
   local own = logits:gather(3, column:unsqueeze(3)):squeeze(3)
-  return (sum:log() - leave(ms.where(is_own, own, 0))):mean()
+  return (sum:log() - reduce_from(ms.where(is_own, own, 0))):mean()
 end
 
 ------------------------------------------------------------------------------------------- chunks
 
 local function forward(chunk, x)
   if chunk.is_first then
-    x = embed(chunk.wte.weight, x) + chunk.wpe.weight:narrow(1, 1, x:size(2))
-    x = chunk.drop(x)
+    x = embed(chunk.wte.weight, x:t())
+    local times = x:size(1)
+    local first = cfg.sequence and part * times or 0
+    x = chunk.drop(x + chunk.wpe.weight:narrow(1, first + 1, times):unsqueeze(2))
   end
   for i = chunk.first, chunk.last do
     if cfg.recompute then x = ms.recompute(chunk.h[i], x) else x = chunk.h[i](x) end
@@ -212,7 +224,7 @@ for _, number in ipairs(chunks_of(stages:rank())) do
     whole.h[i], has[i] = Block(whole.h[i]), true
   end
   local chunk = nn.cut(whole, first, last)
-  if chunk.is_first then chunk.drop = nn.Dropout(cfg.dropout, { group = rest }) end
+  if chunk.is_first then chunk.drop = nn.Dropout(cfg.dropout, alike) end
   chunk.forward = forward
   for _, name in ipairs { "wte", "wpe", "ln_f", "lm_head" } do
     has[name] = has[name] or chunk[name] ~= nil
@@ -226,6 +238,15 @@ for _, name in ipairs { "wte", "wpe", "ln_f", "lm_head" } do
   if not has[name] then model[name] = nil end
 end
 for i = 1, LAYERS do if not has[i] then model.h[i] = nil end end
+
+-- Where each rank has some times, it has a part of the gradients of what tensor ranks have alike.
+if cfg.sequence then
+  for _, item in ipairs(model:named_parameters()) do
+    if item.name:match "ln_" or item.name:match "wpe" or item.name:match "c_proj%.bias" then
+      nn.shared(item.parameter, tensor)
+    end
+  end
+end
 
 -- A head that is the table again is on the first and on the last stage, which share it: each has
 -- a part of its gradient.
@@ -244,7 +265,10 @@ local pipe = ms.pipeline {
   chunks = chunks, group = stages, data = replicas, schedule = cfg.schedule,
   microbatches = cfg.microbatches, loss = cross_entropy,
   passes = {
-    { dtype = "f32", cfg.batch // replicas:size() // cfg.microbatches, cfg.length, WIDTH },
+    {
+      dtype = "f32", cfg.length // (cfg.sequence and TENSOR or 1),
+      cfg.batch // replicas:size() // cfg.microbatches, WIDTH,
+    },
   },
 }
 ms.log("tensor %d x %s x data %d", TENSOR, pipe, replicas:size())

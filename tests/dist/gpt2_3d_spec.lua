@@ -37,6 +37,9 @@ describe("recipes/parallel/gpt2_3d.lua", function()
       -- 256 rows on three ranks have padding.
       { "3 --thread-ranks", "tensor=3" }, { "8 --thread-ranks", "tensor=1 stages=4" },
       { "2 --thread-ranks", "tensor=1 stages=2" },
+      { "8 --thread-ranks", "sequence=true" }, { "2 --thread-ranks", "sequence=true stages=1" },
+      { "8 --thread-ranks", "tensor=4 sequence=true recompute=true schedule=gpipe" },
+      { "4 --thread-ranks", "sequence=true schedule=zb_h1" },
     })) do
       same(whole, train(recipe, how[1], how[2]), how[1] .. " " .. how[2])
     end
@@ -107,7 +110,7 @@ describe("recipes/parallel/gpt2_3d.lua", function()
   end)
 
   it("drops, and runs in 16 bits", function()
-    for _, how in ipairs { "dropout=0.1", "dtype=bf16" } do
+    for _, how in ipairs { "dropout=0.1", "dtype=bf16", "dropout=0.1 sequence=true" } do
       local own = train(recipe, "4 --thread-ranks", how)
       falls(own)
       assert.is_true(math.abs(own.lines[5][1] - whole.lines[5][1]) < 0.1, how)
@@ -136,6 +139,7 @@ describe("recipes/parallel/gpt2_3d.lua", function()
   it("refuses sizes that cannot be cut", function()
     for options, message in pairs {
       ["tensor=3"] = "tensor = 3 times stages = 1 does not divide 4 ranks",
+      ["tensor=4 length=18 sequence=true"] = "4 tensor ranks do not divide a length of 18",
       ["tensor=4 stages=2"] = "tensor = 4 times stages = 2 does not divide 4 ranks",
       ["model.heads=6 model.width=48 tensor=4"] = "4 tensor ranks do not divide 6 heads",
       ["stages=4 tensor=1 model.layers=3"] = "4 chunks need as many blocks, not 3",

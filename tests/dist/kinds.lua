@@ -68,7 +68,12 @@ local function sizes_of(case, seed)
   s.blocks = math.max(2, r.pipeline * s.each) + (s.each == 1 and draw(0, 1) or 0)
   s.experts = is.experts and r.experts * draw(1, 2) or 0
   s.top = s.experts > 0 and draw(1, 2) or 0
-  s.attention = is.context and one_of { "gather", "ring" } or "own"
+  s.attention = is.context and one_of { "gather", "ring", "zigzag", "ulysses" } or "own"
+  -- Of Ulysses the context ranks share the heads, and of zigzag each has two pieces of the times.
+  if s.attention == "ulysses" then
+    s.heads = r.tensor * r.context
+    s.width = s.heads * 6
+  elseif s.attention == "zigzag" then s.length = 2 * s.length end
   s.tensor_first = draw(0, 1) == 1
   -- Gradients of what context and experts ranks have alike are summed by hand or by nn.shared. With
   -- ddp and fsdp these sum them, or nn.shared does if there is one such group.
@@ -81,6 +86,13 @@ local function sizes_of(case, seed)
   s.accumulate = one_of { "local", "shard" }
   s.bucket_bytes = one_of { 64, 1 << 20 }
   s.recompute = not s.schedule:find "^zb" and draw(0, 2) == 0
+  -- Outside of cut layers activations are cut over times, too. What tensor ranks have alike there
+  -- is summed by nn.shared, so nothing else can be.
+  s.sequence = is.tensor and not is.experts and draw(0, 1) == 1
+  if s.sequence then
+    s.length = s.length * r.tensor
+    if s.sums == "shared" then s.sums = s.wrap and "wrapper" or "hand" end
+  end
   return s
 end
 
@@ -112,13 +124,24 @@ end
 
 ----------------------------------------------------------------------------------- the cut model
 
+-- The first of a rank's times, counted from 0: of each of its pieces.
+local function pieces_of_times(s, context)
+  local size, rank = context:size(), context:rank()
+  if s.attention ~= "zigzag" then return { rank * s.length // size } end
+  local piece = s.length // (2 * size)
+  return { rank * piece, (2 * size - 1 - rank) * piece }
+end
+
 -- The classes of one case, its loss, and cut_of(name): how a parameter is cut over tensor ranks.
 local function classes_of(s, g)
   local HEAD <const> = s.width // s.heads
   local SHARE <const> = -(-s.vocab // s.ranks.tensor)
   local FIRST_ROW <const> = g.tensor:rank() * SHARE
+  -- Of a rank's times: how many there are, and the first; where activations are cut, too, and where
+  -- zigzag has two pieces.
   local TIMES <const> = s.length // s.ranks.context
   local FIRST_TIME <const> = g.context:rank() * TIMES
+  local PIECES <const> = pieces_of_times(s, g.context)
   local EACH <const> = s.experts // s.ranks.experts
   local FIRST_EXPERT <const> = g.experts:rank() * EACH
   local three <const> = { s.width, s.width, s.width }
@@ -137,10 +160,19 @@ local function classes_of(s, g)
     forward = function(x) return x end,
     backward = function(d) return g.tensor:all_reduce(d):value() end,
   }
-  local leave = ms.custom {
+  local sum_of = ms.custom {
     forward = function(x) return g.tensor:all_reduce(x):value() end,
     backward = function(d) return d end,
   }
+  local leave = sum_of
+  if s.sequence then
+    enter = function(x)
+      return g.tensor:all_gather(x:transpose(1, 2):contiguous()):value():transpose(1, 2)
+    end
+    leave = function(x)
+      return g.tensor:reduce_scatter(x:transpose(1, 2):contiguous()):value():transpose(1, 2)
+    end
+  end
 
   local Mlp = nn.class "PartMlp"
   function Mlp:init()
@@ -185,8 +217,48 @@ local function classes_of(s, g)
     for i, out in ipairs(outs) do sum = sum + out * shares:select(1, i):unsqueeze(4) end
     return sum
   end
+  -- Keys and values in the order of times. Each piece of queries sees what is before it.
+  local function by_zigzag(q, k, v)
+    local size, length = s.ranks.context, TIMES // 2
+    local outs = {}
+    local function ordered(t)
+      local all = gathered(t):split(length, 3)
+      local list = {}
+      for rank = 0, size - 1 do
+        list[rank + 1], list[2 * size - rank] = all[2 * rank + 1], all[2 * rank + 2]
+      end
+      return ms.cat(list, 3)
+    end
+    k, v = ordered(k), ordered(v)
+    for i, first in ipairs(PIECES) do
+      outs[i] = q:narrow(3, (i - 1) * length + 1, length):attention(k, v, { offset = first })
+    end
+    return ms.cat(outs, 3)
+  end
+  -- Heads are cut instead of times, and back.
+  local function by_ulysses(q, k, v)
+    local size = s.ranks.context
+    local function exchange(t) -- the first dimension is cut, and the results are stacked
+      local shape = t:shape()
+      local sizes = {}
+      for i = 1, size do sizes[i] = shape[1] // size end
+      return g.context:all_to_all(t:contiguous(), sizes, sizes):value()
+        :view(size, shape[1] // size, shape[2], shape[3], shape[4])
+    end
+    -- [rows, heads, times, width] of own times; [rows, own heads, all times, width] and back.
+    local function to_heads(t)
+      local all = exchange(t:permute(2, 1, 3, 4))      -- [size, own heads, rows, times, width]
+      return all:permute(3, 2, 1, 4, 5):reshape(t:size(1), t:size(2) // size, s.length, t:size(4))
+    end
+    local function to_times(t)
+      local all = exchange(t:permute(3, 1, 2, 4))      -- [size, times, rows, own heads, width]
+      return all:permute(3, 1, 4, 2, 5):reshape(t:size(1), t:size(2) * size, TIMES, t:size(4))
+    end
+    return to_times((to_heads(q):attention(to_heads(k), to_heads(v))))
+  end
   local attend = ({
     own = function(q, k, v) return (q:attention(k, v)) end, gather = by_gather, ring = by_ring,
+    zigzag = by_zigzag, ulysses = by_ulysses,
   })[s.attention]
 
   local Block = nn.class "PartBlock"
@@ -206,10 +278,10 @@ local function classes_of(s, g)
   end
 
   function Block:attention(x)
-    local rows, times = x:size(1), x:size(2)
+    local rows = x:size(1)
     local qkv = enter(x):linear(self.qkv.weight, self.qkv.bias):chunk(3, 3)
-    for i = 1, 3 do qkv[i] = qkv[i]:view(rows, times, -1, HEAD):transpose(2, 3) end
-    local out = attend(qkv[1], qkv[2], qkv[3]):transpose(2, 3):reshape(rows, times, -1)
+    for i = 1, 3 do qkv[i] = qkv[i]:reshape(rows, TIMES, -1, HEAD):transpose(2, 3) end
+    local out = attend(qkv[1], qkv[2], qkv[3]):transpose(2, 3):reshape(rows, TIMES, -1)
     return leave(out:linear(self.joined.weight)) + self.joined.bias
   end
 
@@ -271,6 +343,15 @@ local function classes_of(s, g)
     local inside = row:clamp(0, SHARE - 1)
     return inside, inside:eq(row)
   end
+  -- The rows of this rank's times, or where activations are cut of its part of them.
+  local function places(weight)
+    local list = {}
+    for i, first in ipairs(PIECES) do list[i] = weight:narrow(1, first + 1, TIMES // #PIECES) end
+    weight = ms.cat(list, 1)
+    if not s.sequence then return weight end
+    local part = TIMES // s.ranks.tensor
+    return weight:narrow(1, g.tensor:rank() * part + 1, part)
+  end
   local Chunk = nn.class "PartChunk"
   function Chunk:init(whole, number)
     local all = s.ranks.pipeline * s.each
@@ -284,7 +365,7 @@ local function classes_of(s, g)
     if self.table then
       local row, is_own = own_row(x)
       x = leave(ms.where(is_own:unsqueeze(3), row:embedding(self.table.weight), 0))
-      x = x + self.places.weight:narrow(1, FIRST_TIME + 1, TIMES)
+      x = x + places(self.places.weight)
     end
     for i = self.first, self.last do
       if s.recompute then x = ms.recompute(self.blocks[i], x) else x = self.blocks[i](x) end
@@ -302,10 +383,10 @@ local function classes_of(s, g)
       return g.tensor:all_reduce(logits:max(3, true), "max"):value()
     end)
     logits = logits - top
-    local sum = leave(logits:exp():sum(3))
+    local sum = sum_of(logits:exp():sum(3))
     local column, is_own = own_row(targets)
     local own = logits:gather(3, column:unsqueeze(3)):squeeze(3)
-    return (sum:log() - leave(ms.where(is_own, own, 0))):mean()
+    return (sum:log() - sum_of(ms.where(is_own, own, 0))):mean()
   end
   return { Whole = Whole, Chunk = Chunk, loss_of = loss_of, cut_of = cut_of }
 end
@@ -363,6 +444,11 @@ local function cut_model(s, g)
     for _, item in ipairs(own:named_parameters()) do
       if not is_expert(item.name) then nn.shared(item.parameter, shared)
       elseif not s.wrap and g.holders:size() > 1 then nn.shared(item.parameter, g.holders) end
+    end
+  end
+  if s.sequence and g.tensor:size() > 1 then
+    for _, item in ipairs(own:named_parameters()) do
+      if not c.cut_of(item.name) then nn.shared(item.parameter, g.tensor) end
     end
   end
   if g.stages:size() > 1 then nn.owned(own, g.stages, { values = "kept" }) end
@@ -475,10 +561,14 @@ local function train(s)
   local share = s.rows * s.microbatches
   local rows = share * s.ranks.experts * s.ranks.data
   local at = g.experts:rank() * s.ranks.data + g.data:rank()
-  local times = s.length // s.ranks.context
+  local firsts = pieces_of_times(s, g.context)
+  local times = s.length // s.ranks.context // #firsts
   local function own(t)
-    return t:narrow(1, at * share + 1, share):narrow(2, g.context:rank() * times + 1, times)
-      :contiguous()
+    local list = {}
+    for i, first in ipairs(firsts) do
+      list[i] = t:narrow(1, at * share + 1, share):narrow(2, first + 1, times)
+    end
+    return ms.cat(list, 2)
   end
   local function micro(t, i, count)
     local size = t:size(1) // count

@@ -11,9 +11,9 @@ for i, one in ipairs(KINDS) do
     if one ~= "ddp" then PAIRS[#PAIRS + 1] = one .. "+" .. KINDS[k] end
   end
 end
--- For the pairs this seed draws each schedule, both ways of attention, each strategy of fsdp, and
--- sums by hand, by wrappers and by nn.shared.
-local SHORT <const> = "seed=8460"
+-- For the pairs this seed draws each schedule, all ways of attention, activations that tensor ranks
+-- cut over times and others, each strategy of fsdp, and sums by hand, by wrappers and by nn.shared.
+local SHORT <const> = "seed=22048"
 
 describe("each kind of parallelism", function()
   local function job(ranks, cases, seeds)
