@@ -141,6 +141,29 @@ describe("a pipeline", function()
     end
   end)
 
+  it("takes a watched table, or keeps the old one", function()
+    local folder = command.folder()
+    finally(function() command.remove(folder) end)
+    local tables <const> = {
+      ["s.csv"] = "0F0,0F1,,,0B0,0B1\n,1F0,1F1,1B0,1B1\n",
+      ["next-2.csv"] = "0F0,0F1,,0B0,0B1\n,1F0,1B0,1F1,1B1\n",
+      ["next-5.csv"] = "0F0,0F1,,0B0,0B1\n,1F0,1B0,1F1\n",
+    }
+    local function write()
+      for name, text in pairs(tables) do command.write(folder .. "/" .. name, text) end
+    end
+    write()
+    command.write(folder .. "/r.lua", (WATCHED:gsub("microbatches = 4", "microbatches = 2")
+      :gsub('next%-%%d%.lua', "next-%%d.csv"):gsub('s%.lua', "s.csv")))
+    local out, err = command.succeed(folder, "run r.lua --watch -n 2")
+    assert.matches("'s.csv' has changed: the new one is in force from step %d+ on", out)
+    assert.truthy(err:find("'s.csv' failed in its first step, the old one stays in force: \z
+      r.lua:6: pipeline: s.csv: rank 1: '1B1' is missing", 1, true), err)
+    write()
+    local again = command.succeed(folder, "run r.lua -n 2")
+    assert.equal(again:match "rank 0: [^\n]*", out:match "rank 0: [^\n]*")
+  end)
+
   it("holds no more microbatches than its schedule says", function()
     job("3 --thread-ranks", "what=memory microbatches=6")
   end)

@@ -119,9 +119,9 @@
 --- Makes a schedule for `ms.pipeline`, also of a function, a ready-made one's name, or a file. With
 --- `every`, plan is asked again with measured times, means over the ranks. All ranks must answer
 --- alike, with the placement of the first answer; results keep their bits. A Lua file returns what
---- this gives, or a function(options) that does. `moonshard run --watch` reads a changed file on
---- all ranks before the same step; if its table cannot run, a warning says why, and the old one
---- stays.
+--- this gives, or a function(options) that does. `moonshard run --watch` reads a changed file, in
+--- Lua or CSV, on all ranks before the same step; if its table cannot run, a warning says why, and
+--- the old one stays.
 --- ```lua
 --- local chunk = ms.nn.Linear(4, 4)
 --- local seen = 0

@@ -28,7 +28,9 @@ local looked = 0
 -- The object that a script returns, or nil and a message. Its link gets the states of the earlier
 -- version.
 local function run(item, text)
-  local chunk, message = load(text, "@" .. item.path, "t")
+  local chunk, message
+  if item.read then chunk = function() return item.read(text) end
+  else chunk, message = load(text, "@" .. item.path, "t") end
   if not chunk then return nil, "cannot be loaded: " .. message end
   local ok, value, states = pcall(link_state.inherit, item.states, function()
     local value = chunk()
@@ -49,13 +51,16 @@ end
 ---@param take fun(value: any, item: table): fun()
 ---@param owner table the link or planner that represents the file, as use and drop know it
 ---@param make? fun(value: any): any what becomes of what the file returns, before it is accepted
+---@param read? fun(text: string): any of a file that is no script: what its text says
 ---@return any
-function watch.open(path, what, accept, take, owner, make)
+function watch.open(path, what, accept, take, owner, make, read)
   local text, message = core.file_read(path)
   if not text then
     core.raise(("%s: the file '%s' cannot be loaded: %s"):format(what, path, message))
   end
-  local item = { path = path, text = text, accept = accept, take = take, make = make, users = 0 }
+  local item = {
+    path = path, text = text, accept = accept, take = take, make = make, read = read, users = 0,
+  }
   local value, wrong, states = run(item, text)
   if wrong then core.raise(("%s: the file '%s' %s"):format(what, path, wrong)) end
   if watch.on then

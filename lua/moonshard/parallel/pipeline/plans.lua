@@ -38,9 +38,10 @@ local function named(value, options, are_given)
     core.raise(("'%s' takes no options, only files in Lua do, not %s"):format(value, key))
   end
   if value:match "%.csv$" then
-    local text, message = core.file_read(value)
-    if not text then core.raise("pipeline: schedule: " .. message) end
-    return setmetatable({ name = value, plan = schedules.from_csv(value, text) }, Schedule)
+    local found = setmetatable({ name = value }, Schedule)
+    found.plan = watch.open(value, words.what, function() end, watch.into(found), found, nil,
+      function(text) return { name = value, plan = schedules.from_csv(value, text) } end).plan
+    return found
   end
   if not ready_made[value] then
     core.raise(("pipeline: there is no schedule '%s': use %s, a file in CSV or Lua, or a function")
