@@ -616,7 +616,7 @@ static ms_status run_backward(ms_tape_node *node, ms_call *call, bool last)
                                 .sums = call->sums,
                                 .homes = call->homes,
                                 .later = splits ? call->later : NULL,
-                                .kept = node->kept ? node->kept->tensors : NULL,
+                                .kept = node->kept && !call->once ? node->kept->tensors : NULL,
                                 .unread = splits ? &call->unread : NULL,
                                 .last = last };
     ms_dtype autocast = ms_engine_autocast(node->engine);
