@@ -272,6 +272,7 @@ typedef struct ms_shm_rank {
     /* host thread: how long the last steps took */
     uint64_t step_ns[MS_STEPS_TIMED], steps_timed, step_began_ns;
     _Atomic uint64_t patience_ns; /* a longer wait is reported as a straggler's */
+    _Atomic uint32_t yieldless;   /* so many waits to come sleep without a yield before: wait.c */
     ms_deadlock_watch deadlock;
 } ms_shm_rank;
 

@@ -16,7 +16,32 @@
 
 #define MS_SPIN_NS 50000 /* about the cost of a wake */
 #define MS_YIELD_NS 100000
+/* A yield that takes longer has given the core to another program, or to a rank that computes. */
+#define MS_LONG_YIELD_NS 3000000
+#define MS_YIELDLESS 50     /* so many waits after it do not yield */
 #define MS_LOOK_NS 50000000 /* a sleeper looks around at least this often */
+
+/* Where ranks alone share cores, a yield costs half of a sleep and a wake. Beside other programs it
+ * lasts until their time slices end, some milliseconds, while a thread that sleeps is woken at
+ * once. So after a long yield the next waits do without; fewer of them if it was not in vain, since
+ * then the core may have gone to the rank that was waited for. Other threads of this rank may count
+ * at the same time, which does no harm. */
+static bool may_yield(ms_shm_rank *self)
+{
+    uint32_t left = atomic_load_explicit(&self->yieldless, memory_order_relaxed);
+    if (left > 0) atomic_store_explicit(&self->yieldless, left - 1, memory_order_relaxed);
+    return left == 0;
+}
+
+static void yield(ms_wait *wait)
+{
+    ms_shm_rank *self = wait->self;
+    uint64_t began = ms_shm_now(self);
+    ms_yield();
+    if (ms_shm_now(self) - began < MS_LONG_YIELD_NS) return;
+    uint32_t waits = wait->kind->reached(wait) ? MS_YIELDLESS / 5 : MS_YIELDLESS;
+    atomic_store_explicit(&self->yieldless, waits, memory_order_relaxed);
+}
 
 /* The moment before sleeping: a peer usually arrives within the time that a sleep and a wake would
  * cost. The clock is read once in 64 looks. True: *result is decided. A task that waits holds its
@@ -35,8 +60,9 @@ static bool spin(ms_wait *wait, bool *result)
             }
             ms_pause();
         }
-        if (shared) ms_yield();
+        if (!limit && shared && !may_yield(self)) return false;
         if (!limit) limit = ms_shm_now(self) + (shared ? MS_YIELD_NS : MS_SPIN_NS);
+        if (shared) yield(wait);
     } while (ms_shm_now(self) < limit);
     return false;
 }
