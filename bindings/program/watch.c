@@ -7,7 +7,8 @@
 
 /* Ranks that are in their own code when the job ends have this long to leave. */
 #define MS_LEAVE_NS 3000000000u
-#define MS_ANSWER_NS 500000000u /* a script that runs answers a question much sooner */
+#define MS_ANSWER_NS 500000000u   /* a script that runs answers a question much sooner */
+#define MS_STARVED_NS 5000000000u /* the same of a rank that gets no core */
 #define MS_TICK_MOST_NS 1000000000u
 #define MS_TICK_LEAST_NS 10000000u
 
@@ -69,6 +70,15 @@ static char state_of(const ms_job *job, uint32_t rank, int32_t thread)
     /* The state follows the name after a blank. */
     const char *end_of_name = strrchr(text, ')');
     return end_of_name && end_of_name[1] == ' ' ? end_of_name[2] : '\0';
+}
+
+/* How long the rank may take to answer. One that could run and has not even heard the question,
+ * whose handler runs before all else, has got no core since: the machine is busy. */
+static uint64_t answers_within(const ms_job *job, uint32_t rank, const ms_activity_state *activity,
+                               uint32_t question)
+{
+    bool starved = activity->heard != question && state_of(job, rank, activity->thread) == 'R';
+    return starved ? MS_STARVED_NS : MS_ANSWER_NS;
 }
 
 /* Whether the thread sleeps and has started a process that has not ended. Such a rank works through
@@ -271,7 +281,8 @@ static void look_at(ms_job *job, uint32_t rank, uint64_t now)
         w->question = ms_activity_ask(ms_rendezvous_activity(job->rendezvous, rank));
         w->asked_ns = now;
         if (job->locate) job->locate(job, rank);
-    } else if (state.activity.answered == w->question || now - w->asked_ns >= MS_ANSWER_NS)
+    } else if (state.activity.answered == w->question
+               || now - w->asked_ns >= answers_within(job, rank, &state.activity, w->question))
         judge(job, rank, &state, now);
 }
 
