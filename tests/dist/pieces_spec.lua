@@ -148,7 +148,8 @@ describe("the pieces of a method:", function()
     file("next", (text:gsub("mul_%(2%)", "mul_(3)"):gsub("lr = 5", "lr = 1000")))
     local out = run "-n 2 --watch steps=12 hook=watched"
     local first = tonumber(out:match "in force from step (%d+) on")
-    assert.is_true(first == 3 or first == 4, out)
+    -- At once, or some steps later on a busy machine.
+    assert.is_true(first >= 3 and first < 12, out)
     assert.equal(-5 * (2 * first + 3 * (12 - first)), tonumber(out:match "weight (%S+),"))
     assert.matches("five", out)
   end)
