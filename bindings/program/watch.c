@@ -72,13 +72,14 @@ static char state_of(const ms_job *job, uint32_t rank, int32_t thread)
     return end_of_name && end_of_name[1] == ' ' ? end_of_name[2] : '\0';
 }
 
-/* How long the rank may take to answer. One that could run and has not even heard the question,
+/* Whether the rank has had time to answer. One that could run and has not even heard the question,
  * whose handler runs before all else, has got no core since: the machine is busy. */
-static uint64_t answers_within(const ms_job *job, uint32_t rank, const ms_activity_state *activity,
-                               uint32_t question)
+static bool is_overdue(const ms_job *job, uint32_t rank, const ms_activity_state *activity,
+                       uint32_t question, uint64_t waited_ns)
 {
+    if (waited_ns < MS_ANSWER_NS) return false;
     bool starved = activity->heard != question && state_of(job, rank, activity->thread) == 'R';
-    return starved ? MS_STARVED_NS : MS_ANSWER_NS;
+    return !starved || waited_ns >= MS_STARVED_NS;
 }
 
 /* Whether the thread sleeps and has started a process that has not ended. Such a rank works through
@@ -282,7 +283,7 @@ static void look_at(ms_job *job, uint32_t rank, uint64_t now)
         w->asked_ns = now;
         if (job->locate) job->locate(job, rank);
     } else if (state.activity.answered == w->question
-               || now - w->asked_ns >= answers_within(job, rank, &state.activity, w->question))
+               || is_overdue(job, rank, &state.activity, w->question, now - w->asked_ns))
         judge(job, rank, &state, now);
 }
 

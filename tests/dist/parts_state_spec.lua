@@ -15,9 +15,10 @@ describe("models of parts", function()
   end
 
   it("are saved as whole tensors, and read by any other grid of ranks", function()
-    for i, grid in ipairs(grids) do
-      if not command.full and i % 2 == 1 then goto next end
-      local folder = command.folder()
+    local numbers = {}
+    for i in ipairs(grids) do numbers[i] = i end
+    for _, i in ipairs(command.some(2, numbers, 2)) do
+      local folder, grid = command.folder(), grids[i]
       job(folder, grid, "save")
       job(folder, grid, "resume")
       for k, other in ipairs(grids) do
@@ -25,7 +26,6 @@ describe("models of parts", function()
         if same_model and (command.full or (i + k) % 3 == 0) then job(folder, other, "other") end
       end
       command.remove(folder)
-      ::next::
     end
   end)
 end)

@@ -708,8 +708,8 @@
 --- inputs, which other stages wait for, and later those of its weights. They have the bits of one
 --- backward. Matrix products for weights run in the rest, and no product runs twice. What has no
 --- product is computed with the first part, for both. Hooks of a parameter run in the rest, where
---- ddp and fsdp reduce. A step before the rest is an error, and so is what is recomputed between the
---- tensor and its inputs. Sharded models with find_unused, and in join, refuse such a backward.
+--- ddp and fsdp reduce. A step before the rest is an error, and so is what is recomputed between
+--- the tensor and its inputs. Sharded models with find_unused, and in join, refuse such a backward.
 --- ```lua
 --- local x = ms.full(2, { 1, requires_grad = true })
 --- local w = ms.full(5, { 1, requires_grad = true })

@@ -44,8 +44,8 @@ static void yield(ms_wait *wait)
 }
 
 /* The moment before sleeping: a peer usually arrives within the time that a sleep and a wake would
- * cost. The clock is read once in 64 looks. True: *result is decided. A task that waits holds its
- * stream's thread, so it yields where other ranks need the core. */
+ * cost. The clock is read once in 64 looks, and around a yield. True: *result is decided. A task
+ * that waits holds its stream's thread, so it yields where other ranks need the core. */
 static bool spin(ms_wait *wait, bool *result)
 {
     ms_shm_rank *self = wait->self;
